@@ -1,0 +1,1 @@
+"""StateFork: one interface over branchable environments."""

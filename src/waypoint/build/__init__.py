@@ -1,0 +1,1 @@
+"""Turns a Dockerfile, a rootfs directory, a tarball or the host's own root into base layers."""

@@ -1,0 +1,1 @@
+"""The only room that makes syscalls or starts programs: mounts, namespaces, cgroups, criu, probes."""

@@ -1,0 +1,1 @@
+"""The directory that owns layers, images and the tree: every path named once, every metadata write made here."""
