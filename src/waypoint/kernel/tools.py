@@ -1,0 +1,239 @@
+"""Where the programs are that Waypoint starts: a CRIU that works on this kernel, and its own two static programs.
+
+All live in one prefix for the whole host, shared by every clone, virtualenv and store. Looking one up is on the path of
+every command, so it costs a few system calls and starts nothing; what has to be found out by running a program is found
+out once and written into a stamp. Making the programs is the work of `waypoint setup` (fetch.py, compile.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from waypoint.errors import HostUnsupported
+
+__all__ = [
+    "COMPILE_FLAGS",
+    "OLDEST_CRIU",
+    "PROGRAMS",
+    "Criu",
+    "Program",
+    "binary_path",
+    "check_criu",
+    "criu_argv",
+    "criu_version",
+    "current_criu",
+    "init_path",
+    "launch_path",
+    "own_criu_argv",
+    "prefix",
+    "program_path",
+    "remember_criu",
+]
+
+SETUP = "waypoint setup"
+OLDEST_CRIU = (4, 1)
+"""Older releases pass `criu check` on older kernels, but lack what the engine asks of the RPC."""
+
+COMPILE_FLAGS = ("-static", "-O2", "-Wall", "-Wextra")
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_SYSTEM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One of our own C programs: a single source file, linked statically so that it runs in any root file system."""
+
+    name: str
+    source: Path
+
+
+PROGRAMS = (
+    Program("launch", _PACKAGE / "kernel" / "native" / "launch.c"),
+    Program("init", _PACKAGE / "guest" / "init.c"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Criu:
+    """A CRIU that passed `criu check`, and all that has to be the same for that to be still true."""
+
+    argv: tuple[str, ...]
+    version: str
+    kernel: str
+    identity: tuple[int, int, int]
+
+
+def prefix() -> Path:
+    """$WAYPOINT_TOOLS, else /opt/waypoint."""
+    return Path(os.environ.get("WAYPOINT_TOOLS") or "/opt/waypoint")
+
+
+# -- CRIU -------------------------------------------------------------------------------------------------------------
+
+
+def criu_argv() -> list[str]:
+    """The argv prefix that starts a CRIU which passes `criu check` on this kernel; HostUnsupported if there is none."""
+    return list(current_criu().argv)
+
+
+def criu_version() -> str:
+    """The version of the CRIU that `criu_argv` starts, such as "4.2.1"."""
+    return current_criu().version
+
+
+def current_criu() -> Criu:
+    """The stamped CRIU; without one, or if the kernel or the binary changed, the first that passes the check."""
+    stamped = _read_stamp()
+    if stamped is not None:
+        return stamped
+    refusals = []
+    for argv in _candidates():
+        try:
+            found = check_criu(argv)
+        except HostUnsupported as error:
+            refusals.append(error.message)
+            continue
+        with contextlib.suppress(OSError):  # a read-only prefix: the check is paid again next time, nothing is wrong
+            remember_criu(found)
+        return found
+    why = "; ".join(refusals) or "none is installed"
+    raise HostUnsupported(
+        f"no CRIU that works on kernel {os.uname().release}: {why}. Run `{SETUP}` as root to get one",
+        fix=SETUP,
+        feature="criu",
+    )
+
+
+def own_criu_argv(root: Path) -> tuple[str, ...]:
+    """How to start the CRIU unpacked at `root`: through the loader and the libraries that came with it."""
+    criu = root / "usr/sbin/criu"
+    loaders = sorted(root.glob("usr/lib*/ld-linux-*.so.*")) + sorted(root.glob("lib*/ld-linux-*.so.*"))
+    if not criu.exists() or not loaders:
+        raise HostUnsupported(f"{root} does not hold a whole CRIU; run `{SETUP}`", fix=SETUP, feature="criu")
+    libraries = sorted({libc.parent for libc in [*root.glob("usr/lib/*/libc.so.6"), *root.glob("lib/*/libc.so.6")]})
+    return (str(loaders[0]), "--library-path", ":".join(map(str, libraries)), str(criu))
+
+
+def check_criu(argv: Sequence[str]) -> Criu:
+    """Run `criu check` and ask its version; HostUnsupported with CRIU's own words when it does not pass."""
+    from waypoint.kernel.programs import run_program  # starts programs: not to be loaded by a mere look-up
+
+    shown = argv[-1]
+    said = run_program([*argv, "--version"], timeout=30).check(f"{shown} --version").text
+    version = next((line.split(":", 1)[1].strip() for line in said.splitlines() if line.startswith("Version:")), "")
+    numbers = tuple(int(part) for part in version.split(".") if part.isdigit())
+    if numbers < OLDEST_CRIU:
+        oldest = ".".join(map(str, OLDEST_CRIU))
+        raise HostUnsupported(f"{shown} is {version or 'of no known version'}, not {oldest} or later", fix=SETUP)
+    if os.geteuid() != 0:
+        raise HostUnsupported(f"{shown} can only be checked by root; use sudo", fix="sudo " + SETUP, feature="root")
+    verdict = run_program([*argv, "check"], timeout=30)
+    if verdict.exit_code != 0:
+        raise HostUnsupported(f"`{shown} check` fails: {verdict.tail()}", fix=SETUP, feature="criu")
+    return Criu(tuple(argv), version, _kernel(), _identity(Path(shown)))
+
+
+def remember_criu(criu: Criu) -> None:
+    """Write the stamp that `criu_argv` trusts."""
+    target = prefix() / "criu.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = target.with_name(f".criu.json.{os.getpid()}")
+    fresh.write_text(json.dumps(asdict(criu)) + "\n")
+    fresh.replace(target)
+
+
+def _read_stamp() -> Criu | None:
+    """The stamp, or None when there is none, it is unreadable, or it speaks of another kernel or another binary."""
+    try:
+        read = json.loads((prefix() / "criu.json").read_bytes())
+        criu = Criu(tuple(read["argv"]), read["version"], read["kernel"], tuple(read["identity"]))
+        fresh = criu.kernel == _kernel() and criu.identity == _identity(Path(criu.argv[-1]))
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None
+    return criu if fresh else None
+
+
+def _candidates() -> list[tuple[str, ...]]:
+    """The system's own CRIU first (its distribution keeps it patched), then those in the prefix, newest first."""
+    system = [(str(path),) for path in (Path(where) / "criu" for where in _SYSTEM_DIRECTORIES) if path.exists()]
+    unpacked = sorted(prefix().glob("criu-*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    own = []
+    for root in unpacked:
+        with contextlib.suppress(HostUnsupported):
+            own.append(own_criu_argv(root))
+    return system[:1] + own
+
+
+def _kernel() -> str:
+    """Release and build: a rebuilt kernel of the same release may have lost an option that CRIU needs."""
+    return f"{os.uname().release} {os.uname().version}"
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+# -- our own programs -------------------------------------------------------------------------------------------------
+
+
+def launch_path() -> Path:
+    """The host-side launcher compiled from the source that this package carries."""
+    return program_path(PROGRAMS[0])
+
+
+def init_path() -> Path:
+    """The static PID 1 of a session, compiled from the source that this package carries."""
+    return program_path(PROGRAMS[1])
+
+
+def program_path(program: Program) -> Path:
+    """The binary of exactly this source; HostUnsupported naming `waypoint setup` if it has not been compiled.
+
+    Binaries are named by a digest of their source, so an upgraded package never starts a stale one. To spare the digest
+    on each call, the source file's identity (device, inode, change time, size) is a symlink to its binary.
+    """
+    try:
+        seen = _seen_link(program)
+    except FileNotFoundError as error:
+        raise HostUnsupported(
+            f"{program.source} is missing: this installation of Waypoint is not whole; install the package again",
+            fix="pip install --force-reinstall statefork",
+            feature=program.name,
+        ) from error
+    with contextlib.suppress(OSError):  # never seen, or cleaned away: the digest decides
+        known = prefix() / "bin" / seen.readlink().name
+        if known.exists():
+            return known
+    binary = binary_path(program)
+    if not binary.exists():
+        raise HostUnsupported(
+            f"the {program.name} program is not compiled for this version of Waypoint; run `{SETUP}`",
+            fix=SETUP,
+            feature=program.name,
+        )
+    with contextlib.suppress(OSError):  # only a memory of the digest
+        seen.parent.mkdir(exist_ok=True)
+        seen.unlink(missing_ok=True)
+        seen.symlink_to(binary.name)
+    return binary
+
+
+def binary_path(program: Program) -> Path:
+    """Where the binary of this source belongs, whether or not it is there."""
+    from hashlib import sha256  # 3 ms to load; not needed once the source has been seen
+
+    digest = sha256("\0".join(COMPILE_FLAGS).encode() + b"\0" + program.source.read_bytes()).hexdigest()
+    return prefix() / "bin" / f"{program.name}-{digest[:16]}"
+
+
+def _seen_link(program: Program) -> Path:
+    found = program.source.stat()
+    identity = f"{found.st_dev:x}-{found.st_ino:x}-{found.st_ctime_ns:x}-{found.st_size:x}"
+    return prefix() / "bin" / "seen" / f"{program.name}-{identity}"
