@@ -1,0 +1,312 @@
+/* The persistent shell and its terminal: start, restart, hand it commands, end what runs in it. Included by init.c. */
+#ifndef SHELL_H
+#define SHELL_H
+
+#define KEY "\033[9;9;9~"	/* bound in bashrc: "take your command now", for when a line editor has the terminal */
+
+static int shell_at_prompt, shell_fresh, shell_quick_deaths;
+static time_t shell_started_at;
+static char *keys;
+static size_t n_keys;
+static void terminal_bytes(const char *bytes, size_t n);
+
+static void must(int failed, const char *what)
+{
+	if (!failed)
+		return;
+	fprintf(stderr, "init: %s: %s\n", what, strerror(errno));
+	_exit(72);
+}
+
+static int fifo(const char *path, int flags)
+{
+	int fd;
+
+	if (mkfifo(path, 0600) && errno != EEXIST)
+		must(1, path);
+	must(chown(path, shell_user.uid, shell_user.gid), path);
+	fd = open(path, flags | O_NONBLOCK | O_CLOEXEC);
+	must(fd < 0, path);
+	return fd;
+}
+
+static void open_everything(void)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX, .sun_path = DIR "/sock" };
+	char name[64];
+
+	must(mkdir(DIR, 0711) && errno != EEXIST, DIR);
+	unlink(DIR "/tty");
+	bell = fifo(DIR "/bell", O_RDWR);
+	ctl = fifo(DIR "/ctl", O_RDWR);
+	master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
+	must(master < 0 || grantpt(master) || unlockpt(master) || ptsname_r(master, name, sizeof(name)), "opening a terminal");
+	slave = open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);
+	must(slave < 0 || fchown(slave, shell_user.uid, 5), name);
+	struct winsize size = { .ws_row = 24, .ws_col = 80 };
+	ioctl(slave, TIOCSWINSZ, &size);
+	unlink(address.sun_path);
+	listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	must(listener < 0 || bind(listener, (void *)&address, sizeof(address)) || chmod(address.sun_path, 0600) ||
+	     listen(listener, 128), "listening");
+}
+
+static void plain_signals(void)
+{
+	sigset_t none;
+
+	sigemptyset(&none);
+	for (int s = 1; s < 32; s++)
+		signal(s, SIG_DFL);
+	sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+static void user_environment(const struct user *u)
+{
+	setenv("HOME", u->home, 1);
+	setenv("USER", u->name, 1);
+	setenv("LOGNAME", u->name, 1);
+}
+
+static void start_shell(void)
+{
+	const char *base = strrchr(shell_path, '/');
+	int is_bash = !strcmp(base ? base + 1 : shell_path, "bash");
+
+	shell_waiting = shell_at_prompt = 0;
+	shell_started_at = time(NULL);
+	shell_starts++;
+	shell_pid = fork();
+	must(shell_pid < 0, "fork");
+	if (shell_pid)
+		return;
+	setsid();
+	ioctl(slave, TIOCSCTTY, 0);
+	dup2(slave, 0);
+	dup2(slave, 1);
+	dup2(slave, 2);
+	plain_signals();
+	user_environment(&shell_user);
+	setenv("SHELL", shell_path, 1);
+	if (become_user(&shell_user))
+		_exit(126);
+	if ((!*shell_cwd || chdir(shell_cwd)) && (!*shell_dir || chdir(shell_dir)) && chdir(shell_user.home) && chdir("/"))
+		_exit(126);
+	if (is_bash)
+		execl(shell_path, "bash", "--rcfile", "/.waypoint/bashrc", "-i", NULL);
+	else
+		execl(shell_path, shell_path, "/.waypoint/shrc", NULL);
+	fprintf(stderr, "init: %s: %s\r\n", shell_path, strerror(errno));
+	_exit(127);
+}
+
+static void shell_died(int code)
+{
+	struct command *c = current ? find_command(current) : NULL;
+
+	shell_fresh = 1;
+	shell_quick_deaths = time(NULL) - shell_started_at < 2 ? shell_quick_deaths + 1 : 0;
+	if (c)
+		finish(c, code, 1, shell_cwd);
+	current = 0;
+	shell_pid = 0;
+	if (shell_quick_deaths < 20)
+		start_shell();
+}
+
+/* The process group that the terminal belongs to just now; the shell's own when no job is in the foreground. */
+static pid_t foreground(void)
+{
+	pid_t group = 0;
+
+	return ioctl(slave, TIOCGPGRP, &group) || group <= 0 ? shell_pid : group;
+}
+
+static void signal_command(struct command *c, int sig)
+{
+	if (c->state != RUNNING || c->exited)
+		return;
+	if (c->kind == RUN) {
+		kill(-c->pid, sig);
+	} else if (shell_pid > 0) {
+		kill(-foreground(), sig);
+		if (sig == SIGINT && foreground() != shell_pid)
+			kill(shell_pid, SIGINT);	/* so that a loop around the command ends too */
+	}
+}
+
+static void end_command(struct command *c)
+{
+	int t = c->ending++;
+
+	if (c->exited)
+		return;
+	if (t == 1 || t == 2)
+		signal_command(c, SIGINT);
+	else if (t < 6)
+		signal_command(c, SIGTERM);
+	else if (c->kind == RUN || (shell_pid > 0 && foreground() != shell_pid))
+		signal_command(c, SIGKILL);
+	if (t >= 6 && c->kind == EXEC)
+		signal_command(c, SIGINT);
+	if (t >= 20 && c->kind == EXEC && shell_pid > 0)
+		kill(shell_pid, SIGKILL);
+	signal_command(c, SIGCONT);
+}
+
+static void read_terminal(void)
+{
+	static char buffer[64 << 10];
+	ssize_t n;
+
+	for (int i = 0; i < MAX_CLIENTS; i++)
+		if (clients[i].fd >= 0 && clients[i].terminal && clients[i].n_out > (256 << 10))
+			return;		/* a slow terminal holds its programs back, as any terminal does */
+	while ((n = read(master, buffer, sizeof(buffer))) > 0) {
+		spool_put(&screen, buffer, n);
+		terminal_bytes(buffer, n);
+		if (n < (ssize_t)sizeof(buffer))
+			break;
+	}
+	if (n_keys) {
+		n = write(master, keys, n_keys);
+		if (n > 0) {
+			memmove(keys, keys + n, n_keys - n);
+			n_keys -= n;
+		}
+	}
+}
+
+static void press(const char *bytes, size_t n)
+{
+	keys = realloc(keys, n_keys + n);
+	if (!keys)
+		_exit(70);
+	memcpy(keys + n_keys, bytes, n);
+	n_keys += n;
+	read_terminal();
+}
+
+static void control_message(char *text)
+{
+	struct command *c = current ? find_command(current) : NULL;
+	int slot, status, used = 0;
+
+	if (!strcmp(text, "L")) {
+		shell_waiting = 1;
+		shell_at_prompt = 0;
+		shell_quick_deaths = 0;
+	} else if (!strcmp(text, "P")) {
+		shell_at_prompt = 1;
+		shell_waiting = 0;
+	} else if (!strcmp(text, "S")) {
+		if (c)
+			c->started = 1;
+	} else if (sscanf(text, "D %d %d %n", &slot, &status, &used) == 2 && used) {
+		snprintf(shell_cwd, sizeof(shell_cwd), "%s", text + used);
+		if (c && c->fifo == slot)
+			finish(c, status & 255, 0, shell_cwd);
+	}
+}
+
+static void read_control(void)
+{
+	ssize_t n;
+	char *end;
+
+	while ((n = read(ctl, ctl_text + n_ctl, sizeof(ctl_text) - n_ctl)) > 0) {
+		n_ctl += n;
+		while ((end = memchr(ctl_text, 0, n_ctl))) {
+			size_t used = end - ctl_text + 1;
+			control_message(ctl_text);
+			memmove(ctl_text, ctl_text + used, n_ctl - used);
+			n_ctl -= used;
+		}
+		if (n_ctl == sizeof(ctl_text))
+			n_ctl = 0;	/* garbage from inside: drop it */
+	}
+}
+
+static int slot_free(int slot)
+{
+	for (int k = 0; k < n_commands; k++)
+		if (commands[k]->kind == EXEC && commands[k]->fifo == slot && commands[k]->state != QUEUED &&
+		    (commands[k]->out[0].fd >= 0 || commands[k]->out[1].fd >= 0))
+			return 0;
+	return 1;
+}
+
+/* A line editor waits for keys: raw terminal, and the shell itself in the foreground. */
+static int editor_idle(void)
+{
+	struct termios t;
+
+	return shell_at_prompt && !tcgetattr(slave, &t) && !(t.c_lflag & ICANON) && foreground() == shell_pid;
+}
+
+static int write_text(const char *text, size_t n)
+{
+	int fd = open(DIR "/c", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600), bad;
+
+	if (fd < 0)
+		return -1;
+	bad = fchown(fd, shell_user.uid, shell_user.gid) || write(fd, text, n) != (ssize_t)n;
+	close(fd);
+	return bad ? -1 : 0;
+}
+
+static void start_exec(struct command *c)
+{
+	char path[2][64], in[64] = "/dev/null", line[256];
+	uint8_t fresh = shell_fresh;
+	int n;
+
+	for (c->fifo = 1; !slot_free(c->fifo); c->fifo++)
+		;
+	if (write_text(c->pending, c->n_pending)) {
+		complain(c->client, c->id, "cannot write the command into the session: %s", strerror(errno));
+		c->status = 126;
+		c->exited = 1;
+		c->state = DONE;
+		c->client = -1;
+		return;
+	}
+	free(c->pending);
+	c->pending = NULL;
+	c->n_pending = 0;
+	for (int s = 0; s < 2; s++) {
+		snprintf(path[s], sizeof(path[s]), DIR "/%c.%d", s ? 'e' : 'o', c->fifo);
+		c->out[s].fd = fifo(path[s], O_RDONLY);
+	}
+	if (c->flags & EXEC_INPUT) {
+		snprintf(in, sizeof(in), DIR "/i.%d", c->fifo);
+		unlink(in);	/* a leftover reader of an earlier command must not get this one's input */
+		c->in = fifo(in, O_RDWR);
+	}
+	n = snprintf(line, sizeof(line), "%d %s %s\n", c->fifo, in, path[c->flags & EXEC_MERGE ? 0 : 1]);
+	c->state = RUNNING;
+	current = c->id;
+	shell_fresh = 0;
+	reply(c->client, F_STARTED, c->id, &fresh, 1);
+	must(write(bell, line, n) != n, "ringing the shell");
+	if (!shell_waiting)
+		press(KEY, strlen(KEY));
+	shell_waiting = 0;
+}
+
+static void start_next(void)
+{
+	if (current || shell_pid <= 0)
+		return;
+	for (int k = 0; k < n_commands; k++)
+		if (commands[k]->state == QUEUED) {
+			if (commands[k]->client < 0 && !commands[k]->grace) {
+				forget(commands[k--]);	/* its caller left before it began */
+				continue;
+			}
+			if (shell_waiting || editor_idle())
+				start_exec(commands[k]);
+			return;
+		}
+}
+#endif
