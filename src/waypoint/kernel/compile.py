@@ -35,8 +35,8 @@ def compile_program(program: tools.Program) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        argv = [compiler, *tools.COMPILE_FLAGS, "-o", str(fresh), str(program.source)]
-        done = run_program(argv, timeout=300)
+        argv = [compiler, *tools.COMPILE_FLAGS, "-o", str(fresh), program.source.name]
+        done = run_program(argv, timeout=300, cwd=program.source.parent)
         if done.exit_code != 0 and _no_static_libc(done.stderr):
             raise HostUnsupported(
                 f"no static C library to link {program.name} with; run `{_FIX}`, then `{tools.SETUP}`:\n{done.tail()}",

@@ -47,15 +47,20 @@ _SYSTEM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/b
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One of our own C programs: a single source file, linked statically so that it runs in any root file system."""
+    """One of our own C programs, made of its source file and all else that lies in its directory (headers, scripts)."""
 
     name: str
     source: Path
 
+    def files(self) -> list[Path]:
+        """Everything that can end up in the binary, in a fixed order."""
+        directory = self.source.parent
+        return [directory / name for name in sorted(entry.name for entry in os.scandir(directory) if entry.is_file())]
+
 
 PROGRAMS = (
     Program("launch", _PACKAGE / "kernel" / "native" / "launch.c"),
-    Program("init", _PACKAGE / "guest" / "init.c"),
+    Program("init", _PACKAGE / "guest" / "native" / "init.c"),
 )
 
 
@@ -107,6 +112,7 @@ def current_criu() -> Criu:
         f"no CRIU that works on kernel {os.uname().release}: {why}. Run `{SETUP}` as root to get one",
         fix=SETUP,
         feature="criu",
+        why=why,
     )
 
 
@@ -197,7 +203,7 @@ def program_path(program: Program) -> Path:
     """The binary of exactly this source; HostUnsupported naming `waypoint setup` if it has not been compiled.
 
     Binaries are named by a digest of their source, so an upgraded package never starts a stale one. To spare the digest
-    on each call, the source file's identity (device, inode, change time, size) is a symlink to its binary.
+    on each call, a symlink named by the identity of the source files (inode, change times, sizes) leads to the binary.
     """
     try:
         seen = _seen_link(program)
@@ -221,7 +227,7 @@ def program_path(program: Program) -> Path:
     with contextlib.suppress(OSError):  # only a memory of the digest
         seen.parent.mkdir(exist_ok=True)
         seen.unlink(missing_ok=True)
-        seen.symlink_to(binary.name)
+        seen.symlink_to(f"../{binary.name}")
     return binary
 
 
@@ -229,11 +235,18 @@ def binary_path(program: Program) -> Path:
     """Where the binary of this source belongs, whether or not it is there."""
     from hashlib import sha256  # 3 ms to load; not needed once the source has been seen
 
-    digest = sha256("\0".join(COMPILE_FLAGS).encode() + b"\0" + program.source.read_bytes()).hexdigest()
-    return prefix() / "bin" / f"{program.name}-{digest[:16]}"
+    digest = sha256("\0".join(COMPILE_FLAGS).encode())
+    for path in program.files():
+        content = path.read_bytes()
+        digest.update(f"\0{path.name}\0{len(content)}\0".encode() + content)
+    return prefix() / "bin" / f"{program.name}-{digest.hexdigest()[:16]}"
 
 
 def _seen_link(program: Program) -> Path:
-    found = program.source.stat()
-    identity = f"{found.st_dev:x}-{found.st_ino:x}-{found.st_ctime_ns:x}-{found.st_size:x}"
+    """Any write, rename or replacement changes a change time, which nobody can set, and so the sum of them."""
+    program.source.stat()
+    found = [path.stat() for path in (program.source.parent, *program.files())]
+    changed = sum(one.st_ctime_ns for one in found)
+    size_bytes = sum(one.st_size for one in found)
+    identity = f"{found[0].st_dev:x}-{found[0].st_ino:x}-{len(found):x}-{changed:x}-{size_bytes:x}"
     return prefix() / "bin" / "seen" / f"{program.name}-{identity}"

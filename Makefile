@@ -1,0 +1,41 @@
+# make demo    set up whatever is missing, then show a session being snapshotted, broken, restored and forked
+# make test    set up, lint, and run every test (as root, on the real kernel)
+# make setup   only the set-up; a second run finds everything there and ends at once
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint demo bench clean
+
+BIN := .venv/bin
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+setup: .venv/.made
+	@$(BIN)/waypoint setup --system-packages
+
+# The virtualenv follows the list of dependencies: it is made again when that changes, and at no other time.
+.venv/.made: pyproject.toml scripts/bootstrap.sh
+	@scripts/bootstrap.sh
+	@touch $@
+
+lint: .venv/.made
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	@if grep -q '^\[tool.importlinter\]' pyproject.toml || [ -f .importlinter ]; then $(BIN)/lint-imports; fi
+
+test: setup lint
+	$(BIN)/pytest tests
+
+demo: setup
+	@$(BIN)/waypoint demo
+
+bench: setup
+	@$(BIN)/waypoint bench
+
+# What setup made in this directory. `docs/install.md` says what it made elsewhere.
+clean:
+	rm -rf build dist .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
