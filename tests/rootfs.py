@@ -19,13 +19,16 @@ user:x:1000:1000:user:/home/user:/bin/sh
 nobody:x:65534:65534:nobody:/:/bin/sh
 """
 _GROUP = "root:x:0:\ndaemon:x:1:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n"
-_PROGRAMS = """
-bash sh dash
-basename cat chmod chown cp cut date dd df dirname du echo env expr false head id install ln ls md5sum mkdir mkfifo mknod
-mktemp mv nl nohup nproc od paste printf pwd readlink realpath rm rmdir seq sha256sum sleep sort split stat stty sync tail
-tee test timeout touch tr true truncate tty uname uniq wc whoami yes
-awk find free grep hostname kill mount nice ps sed setsid su tar umount xargs
-""".split()
+# fmt: off
+_PROGRAMS = (
+    "bash", "sh", "dash", "basename", "cat", "chmod", "chown", "cp", "cut", "date", "dd", "df", "dirname", "du",
+    "echo", "env", "expr", "false", "head", "id", "install", "ln", "ls", "md5sum", "mkdir", "mkfifo", "mknod",
+    "mktemp", "mv", "nl", "nohup", "nproc", "od", "paste", "printf", "pwd", "readlink", "realpath", "rm", "rmdir",
+    "seq", "sha256sum", "sleep", "sort", "split", "stat", "stty", "sync", "tail", "tee", "test", "timeout", "touch",
+    "tr", "true", "truncate", "tty", "uname", "uniq", "wc", "whoami", "yes", "awk", "find", "free", "grep",
+    "hostname", "kill", "mount", "nice", "ps", "sed", "setsid", "su", "tar", "umount", "xargs",
+)
+# fmt: on
 _NEEDED = ("bash", "sh", "cat", "ls", "sleep", "ps", "grep", "sed")
 _TERMINALS = ("d/dumb", "l/linux", "s/screen", "s/screen-256color", "t/tmux", "v/vt100", "x/xterm", "x/xterm-256color")
 
@@ -45,7 +48,7 @@ def busybox_rootfs(path: Path) -> Path:
 
 
 def bash_rootfs(path: Path) -> Path:
-    """A merged-/usr root with bash, coreutils, grep, sed, find and ps, and the libraries they need; `path` is created."""
+    """A merged-/usr root with bash, coreutils, grep, sed, find and ps, and their libraries; `path` is created."""
     _skeleton(path)
     for name in ("bin", "sbin", "lib", "lib64"):
         (path / "usr" / name).mkdir(parents=True)
