@@ -1,0 +1,97 @@
+"""`run` for backends whose tool starts a program inside and passes its streams through: docker, podman, runsc.
+
+The tool alone does not do: it cannot tell its own failure from the program's, it hangs on as long as a grandchild
+keeps the output open, and when it is killed the program inside lives on. So a small `sh` goes in between; it says
+that it has begun and its pid, and afterwards the exit code, as marks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from statefork.backends.output import Mark, MarkScanner, OutputRecord, new_token
+from statefork.backends.programs import Child
+from statefork.errors import ExecTimeout, SessionDead, WaypointError
+from statefork.model import ExecResult, RunRequest, Stream
+
+__all__ = ["run_in_guest"]
+
+# `exec` in a subshell runs programs only, never a builtin of this shell, and gives 127 for one that does not exist.
+_SCRIPT = r"""
+t=$1; shift
+printf '\0%s:%s\0' "$t" "$$"; printf '\0%s:\0' "$t" >&2
+( exec "$@" ); rc=$?
+printf '\0%s:%s\0' "$t" "$rc"; printf '\0%s:\0' "$t" >&2
+"""
+
+
+def run_in_guest(
+    wrap: Callable[[RunRequest, Sequence[str]], list[str]],
+    request: RunRequest,
+    fail: Callable[[str], WaypointError],
+) -> ExecResult:
+    """`wrap` makes the host's command line for an argv inside; `fail` the error when the tool could not start it."""
+    token = new_token()
+    attempt = _Attempt(token, OutputRecord(request.output_limit_bytes, request.on_output))
+    deadline = None if request.timeout is None else time.monotonic() + request.timeout
+    child = Child(wrap(request, ["sh", "-c", _SCRIPT, "sh", token, *request.argv]))
+    try:
+        child.feed(request.stdin)
+        in_time = child.pump(attempt.take, deadline)
+        if not in_time:
+            attempt.end(wrap, child)
+            partial = attempt.record.result(137, timed_out=True)
+            raise ExecTimeout(f"`{request.argv[0]}` did not end within {request.timeout:g} s and was killed", partial)
+        if attempt.record.failure is not None:
+            raise attempt.record.failure
+        if attempt.exit_code is None:
+            code = child.wait(5)
+            said = attempt.early.decode(errors="replace").strip()
+            if attempt.pid is None:
+                raise fail(said or f"ended in {code}")
+            raise SessionDead(f"the environment went away while `{request.argv[0]}` ran: {said or f'exit code {code}'}")
+        return attempt.record.result(attempt.exit_code)
+    finally:
+        child.close()
+
+
+class _Attempt:
+    """One program's streams: first what the tool says, then what the program says, then the end."""
+
+    def __init__(self, token: str, record: OutputRecord) -> None:
+        self.record = record
+        self.pid: int | None = None
+        self.exit_code: int | None = None
+        self.early = b""
+        self._marks: dict[Stream, int] = {"stdout": 0, "stderr": 0}
+        self._scanners: dict[Stream, MarkScanner] = {"stdout": MarkScanner(), "stderr": MarkScanner()}
+        for scanner in self._scanners.values():
+            scanner.watch(token)
+
+    def take(self, stream: Stream, data: bytes) -> bool:
+        for piece in self._scanners[stream].feed(data):
+            if isinstance(piece, Mark):
+                self._marks[stream] += 1
+                if stream == "stdout" and self._marks[stream] == 1:
+                    self.pid = int(piece.payload)
+                elif stream == "stdout":
+                    self.exit_code = int(piece.payload)
+            elif self._marks[stream] == 1:
+                self.record.add(stream, piece)
+            else:
+                self.early = (self.early + piece)[-4096:]
+        return all(count >= 2 for count in self._marks.values())
+
+    def end(self, wrap: Callable[[RunRequest, Sequence[str]], list[str]], child: Child) -> None:
+        """Kill the process group inside (the tool made it a session of its own), and take what was under way."""
+        if self.pid is not None:
+            killer = Child(
+                wrap(RunRequest(()), ["sh", "-c", 'kill -KILL "-$1" || kill -KILL "$1"', "sh", str(self.pid)])
+            )
+            try:
+                killer.feed(None)
+                killer.pump(lambda stream, data: False, time.monotonic() + 10)
+            finally:
+                killer.close()
+        child.pump(self.take, time.monotonic() + 1)

@@ -1,0 +1,186 @@
+"""The contract between StateFork and a backend: read this page, write the methods, run the contract suite.
+
+Words. A *Driver* knows one kind of environment and how the caller wants it made (its constructor took the options). A
+*Live* is one running environment. A *Captured* is the driver's own note of one stored state. The snapshot tree, ids,
+names, locks, timing, history and error mapping belong to `statefork.environment.Environment`; a driver never sees them.
+
+What the Environment guarantees to a driver
+- `probe` is called before anything else and its answer is believed; nothing is called if it raises.
+- A `Place` is fresh: its name is random and was never used, its directory exists, is empty, belongs to this call alone
+  and is removed (with all that is in it) after `Live.stop` or `Driver.discard`, or when the call raises. Resources
+  outside the file system (containers, images, cgroups) are named after `place.name` and marked with `place.tree` and
+  `place.home`, so that `sweep` finds them after a crash.
+- On one Live, `exec` calls never overlap. `run` and the file methods may overlap with everything, in several threads.
+  `capture` never overlaps with another `capture`, `suspend`, `proceed` or `stop`; it overlaps with `exec` only if the
+  capabilities say `snapshot_during_exec`. `stop` may be called while an `exec` runs: that one then raises SessionDead.
+- `stop` is called once for every Live that was returned, and nothing is called on it afterwards.
+- `discard` is called once for every Captured that was returned, children before parents, when no Live made from it
+  is left.
+- After `start`, `attach` and `revive` the Environment calls `Live.ready` and counts it in the time; if that fails the
+  new Live is stopped and the old one, if any, goes on.
+
+What a driver owes
+- All or nothing: a method that raises has removed what it made, and what it worked on is as usable as before.
+- Errors are those of `statefork.errors`: HostUnsupported (with `fix=`) if a tool is missing, BuildError if the base
+  could not be made (with the builder's own words), NotFound if the thing to attach to does not exist, SessionDead if
+  the environment is gone, NotCapturable if something in it cannot be stored (it still runs), Unsupported, DiskFull,
+  and KernelError for the rest. A message says what failed, on what, the cause and the next step. A backend's failure
+  is never returned as if the user's command had printed it.
+- No fixed names, no sudo, no host state changed beyond its own resources, no print, no environment variables read.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from statefork.errors import Unsupported
+from statefork.files import GuestFiles
+from statefork.manifest import Manifest, read_guest_manifest
+from statefork.model import Capabilities, ExecRequest, ExecResult, Mode, RunRequest
+
+__all__ = ["Captured", "Driver", "ExecRequest", "Live", "Place", "RunRequest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a driver makes one thing: an environment or a stored state."""
+
+    name: str
+    """Unique on this host, `[a-z0-9-]`, at most 40 characters: fit for a container, a directory, a VM."""
+    directory: Path
+    tree: str
+    """The snapshot tree that it belongs to; all environments forked from one another share it."""
+    home: Path
+    """StateFork's state directory: resources marked with another one belong to someone else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A stored state as its driver knows it. `handle` is the driver's own and opaque to everyone else."""
+
+    handle: Any
+    captured: tuple[str, ...]
+    """`Capability` words that this very state holds; a subset of what the probe promised."""
+    not_captured: tuple[str, ...] = ()
+    """What was there and is not in it, in words for a person ("1 process", "tcp connection 10.0.0.2:80")."""
+    files_bytes: int = 0
+    memory_bytes: int = 0
+    paused_ms: float | None = None
+    processes: tuple[str, ...] = ()
+
+
+class Live(GuestFiles, ABC):
+    """One running environment with one persistent shell, which is started by the first `exec` that needs it."""
+
+    description: str = ""
+    """What a person would look for on this host: a container's name, a pid, a VM id."""
+
+    @abstractmethod
+    def exec(self, request: ExecRequest) -> ExecResult:
+        """Evaluate a command in the persistent shell; `duration_ms` is filled in by the caller.
+
+        The exit code and the cwd travel apart from the output: nothing that a command prints can be taken for them.
+        stdout and stderr are apart. A background job that keeps them open does not delay the return. At `timeout` the
+        command is ended (jobs that earlier commands left behind are not), and the shell stays, with its state.
+        If the command ends the shell (`exit 3`) its code is the result, `shell_restarted` is True, and the next `exec`
+        starts a fresh shell. That a shell is new after a restore without memory is said by the Environment.
+
+        Raises: ExecTimeout with the partial result. SessionDead. KernelError.
+        """
+
+    def ready(self, timeout: float) -> None:
+        """Return when it answers; the Environment calls this once after `start`, `attach` and `revive`.
+
+        Override it where the revived shell may be in the middle of a command. Raises: KernelError, SessionDead.
+        """
+        self.exec(ExecRequest(b":", timeout=timeout))
+
+    @abstractmethod
+    def run(self, request: RunRequest) -> ExecResult:
+        """Run a program to its end; 127 if it does not exist, 128+n if signal n ended it.
+
+        Raises: ExecTimeout (the program and its process group are killed), SessionDead, KernelError.
+        """
+
+    @abstractmethod
+    def capture(self, place: Place, mode: Mode, parent: Captured | None) -> Captured:
+        """Store the present state; this Live goes on as if nothing had happened, its shell included.
+
+        `parent` is the state that this Live came from or last stored, for those who store differences.
+        `mode` is one the capabilities allow. Raises: NotCapturable, DiskFull, SessionDead, KernelError.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it and free all it holds, also if half of it is gone already; what was attached is left as it is."""
+
+    def suspend(self) -> None:
+        """Stop all processes where they are. Only called where `pause_releases_memory` is False."""
+        raise Unsupported("this backend cannot stand still; it pauses by capture and stop")
+
+    def proceed(self) -> None:
+        """Undo `suspend`."""
+        raise Unsupported("this backend cannot stand still; it resumes by revive")
+
+    def manifest(self) -> Manifest:
+        """Every file with its digest, for `diff`. The default reads the whole root with the guest's own `tar`."""
+        return read_guest_manifest(self.run)
+
+
+class Driver(ABC):
+    """A kind of environment, made ready by its options; shared by threads and by all environments of a tree."""
+
+    name: ClassVar[str]
+    """The word for this backend in tables and history: `docker`, `podman`, `criu`."""
+
+    @abstractmethod
+    def probe(self) -> Capabilities:
+        """Try it, on this host, now: start, store, revive something tiny, and remove it. May keep the answer in a cache
+        that the next boot and a change of the tools invalidate.
+
+        Raises: HostUnsupported that says what is missing and which command mends it (`fix=`).
+        """
+
+    @abstractmethod
+    def start(self, place: Place) -> Live:
+        """Make a new environment. Raises: BuildError, HostUnsupported, KernelError."""
+
+    def attach(self, place: Place) -> Live:
+        """Take an environment that exists already. It stays the property of whoever made it. Raises: NotFound."""
+        raise Unsupported(f"{self.name} has nothing to attach to")
+
+    @abstractmethod
+    def revive(self, captured: Captured, place: Place) -> Live:
+        """Make a new, independent Live from a stored state; any number may be revived from one, at the same time.
+
+        Raises: what `start` raises; VerifyFailed if what came up is not what was stored.
+        """
+
+    @abstractmethod
+    def discard(self, captured: Captured) -> None:
+        """Free a stored state. It is no error if it is gone already."""
+
+    def manifest(self, captured: Captured, place: Place) -> Manifest:
+        """Every file of a stored state, for `diff`. The default revives it for that moment."""
+        live = self.revive(captured, place)
+        try:
+            return live.manifest()
+        finally:
+            live.stop()
+
+    def close(self) -> None:
+        """The tree is gone: free what belongs to the driver as a whole (an image it built). Called once."""
+        return
+
+    @classmethod
+    def sweep(cls, home: Path, in_use: Callable[[str], bool]) -> Iterable[str]:
+        """After a crash: remove every resource marked with `home` whose tree is not `in_use`; yield a line for each.
+
+        Only what is outside of the places' directories: those are removed by the caller afterwards. If the tool
+        is not installed there is nothing to sweep.
+        """
+        return ()

@@ -1,0 +1,495 @@
+"""The Environment: one live thing of any backend, and the behaviour that all backends share.
+
+Ids, locks, timing, history, states and "the new one is up before the old one goes" are written here, once (the steps
+that forks share are in family.py). What a backend does is in its driver; what a driver owes is written in driver.py.
+
+Threads. `exec_command` calls on one environment take turns; `run` and files go on beside them. Snapshots, restores,
+pauses and forks of one environment take turns among themselves. A restore does not wait for a running command: the
+command's caller gets SessionDead, because the environment that it ran in is retired.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, overload
+
+from statefork.driver import Driver, Live
+from statefork.errors import Busy, ExecTimeout, Unsupported, UsageError, WaypointError, WrongState
+from statefork.family import Family, Standing, mapped
+from statefork.history import History, Stats
+from statefork.home import default_home
+from statefork.manifest import compare
+from statefork.model import (
+    Capabilities,
+    Capability,
+    Diff,
+    ExecRequest,
+    ExecResult,
+    FileInfo,
+    ForkFailure,
+    Mode,
+    OnOutput,
+    RestoreResult,
+    RunRequest,
+    Snapshot,
+)
+from statefork.streaming import ExecStream
+from statefork.tree import Node, TreeView, mint
+
+__all__ = ["Environment"]
+
+log = logging.getLogger(__name__)
+FORK_THREADS = 16
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What an operation has to add to its history record."""
+
+    snapshot: str | None = None
+    files_bytes: int = 0
+    memory_bytes: int = 0
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Environment:
+    """Make one with `statefork.create_env_manager`, or from a driver of your own with `Environment.create`."""
+
+    def __init__(self, family: Family, identifier: str, standing: Standing, origin: Node | None) -> None:
+        self.id = identifier
+        self.history = History(identifier, family.driver.name)
+        self._family = family
+        self._standing: Standing | None = standing
+        self._paused_at: Node | None = None
+        self._state: Literal["live", "paused", "destroyed"] = "live"
+        self._shell_anew = origin is not None and Capability.SHELL not in origin.captured.captured
+        self._shell_lock = threading.Lock()
+        self._state_lock = threading.RLock()  # taken after the shell's, never before
+        family.tree.revived(identifier, origin.snapshot.id if origin else None)
+
+    @classmethod
+    def create(cls, driver: Driver, *, home: Path | None = None, attach: bool = False) -> Environment:
+        """Probe, start (or attach to) an environment, and wait until it answers."""
+        started_at, began = datetime.now(UTC), time.perf_counter()
+        family = Family(driver, home or default_home())
+        try:
+            standing = family.bring_up(driver.attach if attach else driver.start)
+        except BaseException:
+            family.close()
+            raise
+        environment = cls(family, mint("e"), standing, None)
+        duration_ms = (time.perf_counter() - began) * 1000
+        environment.history.add("attach" if attach else "start", started_at=started_at, duration_ms=duration_ms)
+        return environment
+
+    def __enter__(self) -> Environment:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.destroy()
+
+    def __repr__(self) -> str:
+        return f"<Environment {self.id} {self.backend} {self._state}>"
+
+    # -- facts --------------------------------------------------------------------------------------------------------
+
+    @property
+    def backend(self) -> str:
+        return self._family.driver.name
+
+    @property
+    def state(self) -> str:
+        """`live`, `paused` or `destroyed`."""
+        return self._state
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What `restore` brings back on this host."""
+        return self._family.capabilities
+
+    @property
+    def description(self) -> str:
+        """What to look for on this host: a container's name, a pid, a VM id; empty unless live."""
+        standing = self._standing
+        return standing.live.description if standing else ""
+
+    @property
+    def stats(self) -> Stats:
+        snapshots = self._family.tree.snapshots()
+        return Stats(
+            operations=self.history.summary(),
+            snapshots=len(snapshots),
+            environments=self._family.tree.environments,
+            files_bytes=sum(snapshot.files_bytes for snapshot in snapshots),
+            memory_bytes=sum(snapshot.memory_bytes for snapshot in snapshots),
+        )
+
+    def snapshots(self) -> list[Snapshot]:
+        """All of the tree, oldest first: forks share it."""
+        return self._family.tree.snapshots()
+
+    def tree(self) -> TreeView:
+        return self._family.tree.view()
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def exec_command(
+        self,
+        command: str | bytes,
+        *,
+        timeout: float | None = None,
+        stdin: bytes | str | None = None,
+        on_output: OnOutput | None = None,
+        wait: bool = True,
+    ) -> ExecResult:
+        """Evaluate a command in the persistent shell: `cd`, `export`, functions and jobs stay for the next one.
+
+        Raises ExecTimeout (with the partial result) when it had to be ended, and Busy if another command is running and
+        `wait` is False.
+        """
+        request = ExecRequest(_command(command), _seconds(timeout), _bytes_or_none(stdin), on_output)
+        if not self._shell_lock.acquire(blocking=wait):
+            raise Busy(f"environment {self.id} is running another command; try again or pass wait=True")
+        try:
+            with self._recorded("exec") as draft:
+                live = self._live("run a command")
+                result = self._timed(lambda: live.exec(request))
+                anew, self._shell_anew = self._shell_anew, False
+                draft.details["exit_code"] = result.exit_code
+                return replace(result, shell_restarted=result.shell_restarted or anew)
+        finally:
+            self._shell_lock.release()
+
+    def stream_command(
+        self, command: str | bytes, *, timeout: float | None = None, stdin: bytes | str | None = None
+    ) -> ExecStream:
+        """Iterate over `(stream, bytes)` as the command prints and then ask `.result`. Raises like `exec_command`."""
+        return ExecStream(
+            lambda on_output: self.exec_command(command, timeout=timeout, stdin=stdin, on_output=on_output)
+        )
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float | None = None,
+        stdin: bytes | str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        on_output: OnOutput | None = None,
+    ) -> ExecResult:
+        """Run a program beside the shell: no quoting, no shared state, several at once."""
+        if isinstance(argv, str | bytes) or not argv:
+            raise UsageError('run takes a list, such as ["ls", "-l"]; for a command line use exec_command')
+        request = RunRequest(tuple(argv), _seconds(timeout), _bytes_or_none(stdin), cwd, dict(env or {}), on_output)
+        with self._recorded("run") as draft:
+            live = self._live("run a program")
+            result = self._timed(lambda: live.run(request))
+            draft.details["exit_code"] = result.exit_code
+            return result
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def read_file(self, path: str) -> bytes:
+        with self._recorded("read_file") as draft:
+            data = self._live("read a file").read_file(path)
+            draft.details["bytes"] = len(data)
+            return data
+
+    def write_file(self, path: str, data: bytes | str, mode: int | None = None) -> None:
+        """Make or overwrite a file; missing directories above it are made."""
+        content = data.encode() if isinstance(data, str) else data
+        with self._recorded("write_file") as draft:
+            draft.details["bytes"] = len(content)
+            self._live("write a file").write_file(path, content, mode)
+
+    def upload(self, source: Path | str, target: str) -> None:
+        """Copy a file or directory of this host to exactly the path `target`."""
+        with self._recorded("upload"):
+            self._live("upload").upload(Path(source), target)
+
+    def download(self, source: str, target: Path | str) -> None:
+        """Copy a file or directory out, to exactly the path `target` on this host."""
+        with self._recorded("download"):
+            self._live("download").download(source, Path(target))
+
+    def list_files(self, path: str) -> list[FileInfo]:
+        with self._recorded("list_files"):
+            return self._live("list files").list_files(path)
+
+    # -- states -------------------------------------------------------------------------------------------------------
+
+    def snapshot(self, name: str | None = None, *, mode: Mode = "auto") -> str:
+        """Store the present state and go on; returns the snapshot's id."""
+        _check_mode(self.capabilities, mode)
+        with self._still():
+            return self._capture("snapshot", name, mode).snapshot.id
+
+    def restore(self, snapshot: str) -> RestoreResult:
+        """Go back (or sideways) to a snapshot, given by id, name or unique prefix; the environment keeps its id.
+
+        The target is up and has answered before what is live now is retired; if it does not come up, that goes on.
+        """
+        with self._state_lock, self._recorded("restore") as draft:
+            self._refuse_destroyed("restore")
+            node = self._family.tree.find(snapshot)
+            draft.snapshot = node.snapshot.id
+            began = time.perf_counter()
+            old = self._stand_on(node)
+            duration_ms = (time.perf_counter() - began) * 1000
+            if old is not None:
+                self._retire(old)
+            return RestoreResult(
+                environment=self.id,
+                snapshot=node.snapshot.id,
+                duration_ms=duration_ms,
+                restored=node.captured.captured,
+                shell_restarted=self._shell_anew,
+            )
+
+    @overload
+    def fork(self, n: int = 1, *, from_snapshot: str | None = None) -> list[Environment]: ...
+    @overload
+    def fork(
+        self, n: int = 1, *, from_snapshot: str | None = None, return_errors: Literal[True]
+    ) -> list[Environment | ForkFailure]: ...
+    def fork(
+        self, n: int = 1, *, from_snapshot: str | None = None, return_errors: bool = False
+    ) -> list[Environment] | list[Environment | ForkFailure]:
+        """N live, independent environments from a snapshot, or from now (which takes a snapshot first).
+
+        All or none, unless `return_errors`: then a ForkFailure stands where one could not be made.
+        """
+        if n < 1:
+            raise UsageError(f"fork {n}: ask for at least one")
+        with self._recorded("fork") as draft:
+            if from_snapshot is None:
+                with self._still():
+                    node = self._capture("snapshot", None, "auto")
+            else:
+                self._refuse_destroyed("fork")
+                node = self._family.tree.find(from_snapshot)
+            draft.snapshot, draft.details["count"] = node.snapshot.id, n
+            with ThreadPoolExecutor(min(n, FORK_THREADS), thread_name_prefix="statefork-fork") as pool:
+                made = list(pool.map(lambda _: self._fork_one(node), range(n)))
+            failures = [one.error for one in made if isinstance(one, ForkFailure)]
+            if failures and not return_errors:
+                for one in made:
+                    if isinstance(one, Environment):
+                        one.destroy()
+                raise failures[0]
+            return made
+
+    def pause(self) -> None:
+        """Release the CPU, and the memory where the backend can (`capabilities.pause_releases_memory`)."""
+        if not self.capabilities.pause_releases_memory:
+            with self._state_lock, self._recorded("pause"):
+                self._live("pause").suspend()
+                self._state = "paused"
+            return
+        with self._still():
+            node = self._capture("pause", None, "auto")
+            old, self._standing = self._standing, None
+            self._paused_at, self._state = node, "paused"
+            if old is not None:
+                self._retire(old)
+
+    def resume(self) -> None:
+        """Go on where `pause` stopped."""
+        with self._state_lock, self._recorded("resume") as draft:
+            if self._state != "paused":
+                raise WrongState(f"environment {self.id} is {self._state}, not paused")
+            if self._standing is not None:
+                self._standing.live.proceed()
+                self._state = "live"
+            elif self._paused_at is not None:
+                draft.snapshot = self._paused_at.snapshot.id
+                self._stand_on(self._paused_at)
+
+    def remove_snapshot(self, snapshot: str, *, recursive: bool = False) -> None:
+        """Free a snapshot's storage. Refused while it has children (unless `recursive`) or a live environment on it."""
+        with self._state_lock, self._recorded("remove_snapshot") as draft:
+            self._refuse_destroyed("remove a snapshot")
+            for node in self._family.tree.branch(snapshot, recursive):
+                draft.snapshot = node.snapshot.id
+                self._family.discard(node)
+
+    def diff(self, a: str, b: str | None = None) -> Diff:
+        """What changed from snapshot `a` to snapshot `b`, or to the present state if `b` is left out."""
+        with self._recorded("diff"):
+            if Capability.FILES not in self.capabilities.restores:
+                raise Unsupported(f"{self.backend} stores no files, so there is nothing to compare")
+            first = self._family.tree.find(a)
+            second = self._family.tree.find(b) if b is not None else None
+            files_a = self._family.manifest(first)
+            files_b = self._family.manifest(second) if second else self._live("compare files").manifest()
+            added, changed, removed = compare(files_a, files_b)
+            here, there = set(first.snapshot.processes), set(second.snapshot.processes) if second else set()
+            return Diff(
+                a=first.snapshot.id,
+                b=second.snapshot.id if second else self.id,
+                added=added,
+                changed=changed,
+                removed=removed,
+                processes_added=tuple(sorted(there - here)) if second else (),
+                processes_removed=tuple(sorted(here - there)) if second else (),
+            )
+
+    def destroy(self) -> None:
+        """End the environment and remove all that was made for it; the last of a tree takes the snapshots along.
+
+        Calling it again does nothing. What was attached to, not made, is left running as it is.
+        """
+        with self._state_lock:
+            if self._state == "destroyed":
+                return
+            with self._recorded("destroy"):
+                standing, self._standing = self._standing, None
+                self._state, self._paused_at = "destroyed", None
+                problems: list[WaypointError] = []
+                if standing is not None:
+                    try:
+                        self._family.take_down(standing)
+                    except (WaypointError, OSError) as error:
+                        problems.append(mapped(error, f"destroy environment {self.id}"))
+                if self._family.tree.leave(self.id):
+                    problems += self._family.close()
+                if problems:
+                    raise problems[0]
+
+    cleanup = destroy
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _live(self, what: str) -> Live:
+        standing = self._standing
+        if self._state != "live" or standing is None:
+            hint = "; resume it first" if self._state == "paused" else ""
+            raise WrongState(f"cannot {what}: environment {self.id} is {self._state}{hint}")
+        return standing.live
+
+    def _refuse_destroyed(self, what: str) -> None:
+        if self._state == "destroyed":
+            raise WrongState(f"cannot {what}: environment {self.id} is destroyed")
+
+    @contextlib.contextmanager
+    def _still(self) -> Iterator[None]:
+        """Hold what a capture needs: the state, and the shell too where the backend cannot store a running command."""
+        waits = contextlib.nullcontext() if self.capabilities.snapshot_during_exec else self._shell_lock
+        with waits, self._state_lock:
+            yield
+
+    def _capture(self, operation: str, name: str | None, mode: Mode) -> Node:
+        with self._recorded(operation) as draft:
+            node = self._family.capture(self.id, self._live("take a snapshot"), name, mode)
+            draft.snapshot = node.snapshot.id
+            draft.files_bytes, draft.memory_bytes = node.captured.files_bytes, node.captured.memory_bytes
+            return node
+
+    def _stand_on(self, node: Node) -> Standing | None:
+        """Bring a snapshot up and make it what this environment is; gives back what it was until now."""
+        fresh = self._family.revive(node)
+        old, self._standing = self._standing, fresh
+        self._state, self._paused_at = "live", None
+        self._shell_anew = Capability.SHELL not in node.captured.captured
+        self._family.tree.revived(self.id, node.snapshot.id)
+        return old
+
+    def _fork_one(self, node: Node) -> Environment | ForkFailure:
+        started_at, began = datetime.now(UTC), time.perf_counter()
+        try:
+            environment = Environment(self._family, mint("e"), self._family.revive(node), node)
+        except (WaypointError, OSError) as error:
+            return ForkFailure(mapped(error, "fork"))
+        environment.history.add(
+            "forked",
+            started_at=started_at,
+            duration_ms=(time.perf_counter() - began) * 1000,
+            snapshot=node.snapshot.id,
+            details={"from": self.id},
+        )
+        return environment
+
+    def _retire(self, old: Standing) -> None:
+        """The new one has answered: that the old one cannot be cleared away must not make it look failed."""
+        try:
+            self._family.take_down(old)
+        except (WaypointError, OSError) as error:
+            log.warning("environment %s: %s could not be removed: %s", self.id, old.live.description, error)
+
+    def _timed(self, call: Callable[[], ExecResult]) -> ExecResult:
+        began = time.perf_counter()
+        try:
+            result = call()
+        except ExecTimeout as error:
+            error.result = replace(error.result, duration_ms=(time.perf_counter() - began) * 1000)
+            raise
+        return replace(result, duration_ms=(time.perf_counter() - began) * 1000)
+
+    @contextlib.contextmanager
+    def _recorded(self, operation: str) -> Iterator[_Draft]:
+        draft, code = _Draft(), None
+        started_at, began = datetime.now(UTC), time.perf_counter()
+        try:
+            yield draft
+        except WaypointError as error:
+            code = error.code
+            raise
+        except OSError as error:
+            ours = mapped(error, f"{operation} on environment {self.id}")
+            code = ours.code
+            raise ours from error
+        except BaseException:
+            code = "internal"
+            raise
+        finally:
+            self.history.add(
+                operation,
+                started_at=started_at,
+                duration_ms=(time.perf_counter() - began) * 1000,
+                error=code,
+                snapshot=draft.snapshot,
+                files_bytes=draft.files_bytes,
+                memory_bytes=draft.memory_bytes,
+                details=draft.details,
+            )
+
+
+def _check_mode(capabilities: Capabilities, mode: Mode) -> None:
+    if mode not in ("auto", "full", "files"):
+        raise UsageError(f"snapshot mode {mode!r}: use auto, full or files")
+    if mode == "full" and not capabilities.full:
+        has = ", ".join(sorted(capabilities.restores))
+        raise Unsupported(
+            f"{capabilities.backend} cannot take a full snapshot: restore brings back {has}; use mode='auto'"
+        )
+    if mode == "files" and Capability.FILES not in capabilities.restores:
+        raise Unsupported(f"{capabilities.backend} stores no files; use mode='auto'")
+
+
+def _command(command: str | bytes) -> bytes:
+    data = command.encode(errors="surrogateescape") if isinstance(command, str) else command
+    if b"\0" in data:
+        raise UsageError("a command cannot hold a NUL byte")
+    return data
+
+
+def _seconds(timeout: float | None) -> float | None:
+    if timeout is not None and not timeout > 0:
+        raise UsageError(f"timeout {timeout!r}: give seconds above zero, or None for no limit")
+    return timeout
+
+
+def _bytes_or_none(data: bytes | str | None) -> bytes | None:
+    return data.encode() if isinstance(data, str) else data

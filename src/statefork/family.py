@@ -1,0 +1,150 @@
+"""What an environment shares with its forks: the driver, the tree, the directory, and the steps that use all three."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from statefork.driver import Driver, Live, Place
+from statefork.errors import DiskFull, KernelError, NotFound, WaypointError
+from statefork.home import Grounds
+from statefork.manifest import Manifest
+from statefork.model import Mode, Snapshot
+from statefork.tree import Node, SnapshotTree, mint
+
+__all__ = ["Family", "Standing", "mapped"]
+
+HANDSHAKE_TIMEOUT = 60.0
+"""A new environment that has not answered by then has failed; far above what a loaded host needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A live thing and its place; replaced as a whole by a restore."""
+
+    live: Live
+    place: Place
+
+
+class Family:
+    """Made by the first environment, closed by the last; its methods may be called from several threads."""
+
+    def __init__(self, driver: Driver, home: Path) -> None:
+        self.driver = driver
+        self.capabilities = driver.probe()
+        self.tree = SnapshotTree()
+        self._grounds = Grounds(home)
+        self._manifests: dict[str, Manifest] = {}
+        self._manifest_lock = threading.Lock()
+
+    def bring_up(self, make: Callable[[Place], Live]) -> Standing:
+        """A live thing that has answered, or nothing at all."""
+        place = self._grounds.place(mint("l"))
+        try:
+            live = make(place)
+            try:
+                live.ready(HANDSHAKE_TIMEOUT)
+            except BaseException:
+                with contextlib.suppress(WaypointError):
+                    live.stop()
+                raise
+        except OSError as error:
+            self._grounds.clear(place)
+            raise mapped(error, f"bringing up {place.name}") from error
+        except BaseException:
+            self._grounds.clear(place)
+            raise
+        return Standing(live, place)
+
+    def revive(self, node: Node) -> Standing:
+        return self.bring_up(lambda place: self.driver.revive(node.captured, place))
+
+    def take_down(self, standing: Standing) -> None:
+        """If it cannot be stopped its directory stays too, for `statefork gc`."""
+        standing.live.stop()
+        self._grounds.clear(standing.place)
+
+    def capture(self, environment: str, live: Live, name: str | None, mode: Mode) -> Node:
+        """Store the state of a live environment and hang it into the tree."""
+        self.tree.reserve(name)
+        try:
+            parent = self.tree.parent_of(environment)
+            place = self._grounds.place(mint("s"))
+            created_at, began = datetime.now(UTC), time.perf_counter()
+            try:
+                captured = live.capture(place, mode, parent.captured if parent else None)
+            except BaseException:
+                self._grounds.clear(place)
+                raise
+            duration_ms = (time.perf_counter() - began) * 1000
+            snapshot = Snapshot(
+                id=place.name,
+                name=name,
+                parent=parent.snapshot.id if parent else None,
+                environment=environment,
+                created_at=created_at,
+                duration_ms=duration_ms,
+                paused_ms=duration_ms if captured.paused_ms is None else captured.paused_ms,
+                files_bytes=captured.files_bytes,
+                memory_bytes=captured.memory_bytes,
+                captured=captured.captured,
+                not_captured=captured.not_captured,
+                processes=captured.processes,
+            )
+            node = Node(snapshot, captured, place)
+            self.tree.add(node)
+            self.tree.advanced(environment, snapshot.id)
+            return node
+        finally:
+            self.tree.release(name)
+
+    def discard(self, node: Node) -> None:
+        self.driver.discard(node.captured)
+        self._grounds.clear(node.place)
+        self.tree.drop(node)
+        self._manifests.pop(node.snapshot.id, None)
+
+    def manifest(self, node: Node) -> Manifest:
+        """Read once: a snapshot does not change."""
+        with self._manifest_lock:
+            known = self._manifests.get(node.snapshot.id)
+            if known is None:
+                place = self._grounds.place(mint("d"))
+                try:
+                    known = self.driver.manifest(node.captured, place)
+                finally:
+                    self._grounds.clear(place)
+                self._manifests[node.snapshot.id] = known
+            return known
+
+    def close(self) -> list[WaypointError]:
+        """Free every snapshot, the driver and the directory. Goes on past failures, and gives them back."""
+        problems: list[WaypointError] = []
+        for node in self.tree.children_first():
+            try:
+                self.discard(node)
+            except (WaypointError, OSError) as error:
+                problems.append(mapped(error, f"removing snapshot {node.snapshot.id}"))
+        try:
+            self.driver.close()
+        except (WaypointError, OSError) as error:
+            problems.append(mapped(error, "removing what the backend made"))
+        self._grounds.close()
+        return problems
+
+
+def mapped(error: Exception, what: str) -> WaypointError:
+    """The one place where the operating system's errors become ours."""
+    if isinstance(error, WaypointError):
+        return error
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"{what}: {error}; free some space, nothing was lost")
+    if isinstance(error, FileNotFoundError):
+        return NotFound(f"{what}: {error}")
+    return KernelError(f"{what}: {error}")

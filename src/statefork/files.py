@@ -1,0 +1,165 @@
+"""Files in and out of an environment, written once over `run`: a guest needs `sh`, `cat`, `find`, `stat` and `tar`.
+
+A backend with a better way (a shared file system, an archive call) overrides single methods. Paths are absolute inside
+the environment. Copies have the name that the caller gave: `upload("a", "/x/b")` makes `/x/b`, never `/x/b/a`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shutil
+import stat
+import tarfile
+import tempfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from statefork.errors import ExecTimeout, KernelError, NotFound, UsageError
+from statefork.model import ExecResult, FileInfo, FileKind, RunRequest, Stream
+
+__all__ = ["GuestFiles", "absolute"]
+
+_MISSING, _NOT_A_FILE, _NOT_A_DIRECTORY = 81, 82, 83
+_SPOOL_BYTES = 8 * 1024 * 1024
+
+_READ = f'[ -e "$1" ] || exit {_MISSING}; [ -d "$1" ] && exit {_NOT_A_FILE}; exec cat < "$1"'
+_WRITE = f'[ -d "$1" ] && exit {_NOT_A_FILE}; mkdir -p -- "$2" && cat > "$1" && {{ [ -z "$3" ] || chmod "$3" "$1"; }}'
+_LIST = (
+    f'[ -e "$1" ] || exit {_MISSING}; [ -d "$1" ] || exit {_NOT_A_DIRECTORY}; cd -- "$1" || exit;'
+    ' exec find . -mindepth 1 -maxdepth 1 -exec stat -c "%f %s %Y %n" {} +'
+)
+_PACK = f'[ -e "$1/$2" ] || [ -L "$1/$2" ] || exit {_MISSING}; cd -- "$1" && exec tar -c -f - "./$2"'
+_UNPACK = f'[ -d "$1/$2" ] && [ "$3" = file ] && exit {_NOT_A_FILE}; mkdir -p -- "$1" && exec tar -x -o -f - -C "$1"'
+
+# A name cannot hold a slash, so " ./" begins no line but a record, whatever newlines the names themselves hold.
+_RECORD = re.compile(rb"^([0-9a-f]+) (\d+) (-?\d+) \./", re.MULTILINE)
+
+
+def absolute(path: str) -> str:
+    """The path in its plain form; UsageError unless it is absolute and free of NUL."""
+    if not path.startswith("/") or "\0" in path:
+        raise UsageError(f"{path!r} is not an absolute path inside the environment")
+    return posixpath.normpath("/" + path.lstrip("/"))
+
+
+class GuestFiles(ABC):
+    """The file methods of a Live."""
+
+    @abstractmethod
+    def run(self, request: RunRequest) -> ExecResult: ...
+
+    def read_file(self, path: str) -> bytes:
+        """Raises: NotFound, UsageError for a directory."""
+        pieces: list[bytes] = []
+
+        def keep(stream: Stream, data: bytes) -> None:
+            if stream == "stdout":
+                pieces.append(data)
+
+        path = absolute(path)
+        self._script(f"read {path}", RunRequest(("sh", "-c", _READ, "sh", path), on_output=keep))
+        return b"".join(pieces)
+
+    def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
+        """Make or overwrite a file and the directories above it; an existing one keeps its mode if none is given."""
+        path = absolute(path)
+        argv = ("sh", "-c", _WRITE, "sh", path, posixpath.dirname(path), f"{mode:o}" if mode is not None else "")
+        self._script(f"write {path}", RunRequest(argv, stdin=data))
+
+    def list_files(self, path: str) -> list[FileInfo]:
+        """What is directly in a directory, by name."""
+        pieces: list[bytes] = []
+
+        def keep(stream: Stream, data: bytes) -> None:
+            if stream == "stdout":
+                pieces.append(data)
+
+        path = absolute(path)
+        self._script(f"list {path}", RunRequest(("sh", "-c", _LIST, "sh", path), on_output=keep))
+        return sorted(_parse_listing(b"".join(pieces)), key=lambda info: info.name)
+
+    def upload(self, source: Path, target: str) -> None:
+        """Copy a file or a whole directory in; a directory is merged into one that exists."""
+        target = absolute(target)
+        if not source.exists():
+            raise NotFound(f"upload {source}: there is no such file on this host")
+        parent, name = posixpath.split(target)
+        with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as spool:
+            with tarfile.open(fileobj=spool, mode="w|") as archive:
+                archive.add(source, arcname=name or ".")
+            spool.seek(0)
+            kind = "directory" if source.is_dir() else "file"
+            argv = ("sh", "-c", _UNPACK, "sh", parent, name, kind)
+            self._script(f"upload to {target}", RunRequest(argv, stdin=spool))
+
+    def download(self, source: str, target: Path) -> None:
+        """Copy a file or a directory out. Device nodes are left behind, and nothing is written outside of `target`."""
+        source = absolute(source)
+        parent, name = posixpath.split(source)
+        with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as spool:
+
+            def keep(stream: Stream, data: bytes) -> None:
+                if stream == "stdout":
+                    spool.write(data)
+
+            request = RunRequest(("sh", "-c", _PACK, "sh", parent, name or "."), on_output=keep)
+            self._script(f"download {source}", request)
+            spool.seek(0)
+            _unpack(spool, name or ".", target)
+
+    def _script(self, what: str, request: RunRequest) -> None:
+        try:
+            result = self.run(request)
+        except ExecTimeout as error:  # these requests have no timeout: a backend that invents one must not go unseen
+            raise KernelError(f"{what}: timed out") from error
+        if result.exit_code == 0:
+            return
+        if result.exit_code == _MISSING:
+            raise NotFound(f"{what}: there is no such file in the environment")
+        if result.exit_code == _NOT_A_FILE:
+            raise UsageError(f"{what}: it is a directory; name the file itself")
+        if result.exit_code == _NOT_A_DIRECTORY:
+            raise UsageError(f"{what}: it is not a directory")
+        raise KernelError(f"{what}: {result.stderr.strip() or f'ended in {result.exit_code}'}")
+
+
+def _parse_listing(data: bytes) -> list[FileInfo]:
+    found = list(_RECORD.finditer(data))
+    infos = []
+    for record, following in zip(found, [*found[1:], None], strict=True):
+        end = following.start() if following else len(data)
+        mode = int(record[1], 16)
+        name = data[record.end() : end - 1].decode(errors="surrogateescape")
+        infos.append(FileInfo(name, _kind(mode), int(record[2]), stat.S_IMODE(mode), float(record[3])))
+    return infos
+
+
+def _kind(mode: int) -> FileKind:
+    if stat.S_ISREG(mode):
+        return "file"
+    if stat.S_ISDIR(mode):
+        return "directory"
+    return "symlink" if stat.S_ISLNK(mode) else "other"
+
+
+def _unpack(spool: tempfile.SpooledTemporaryFile[bytes], name: str, target: Path) -> None:
+    """The archive comes from inside and is not trusted: it is opened in a directory of its own, beside the target."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".statefork-", dir=target.parent) as fresh:
+        with tarfile.open(fileobj=spool, mode="r|") as archive:
+            archive.extractall(fresh, filter=_guarded)
+        arrived = Path(fresh, name)
+        if arrived.is_dir() and not arrived.is_symlink():
+            shutil.copytree(arrived, target, symlinks=True, dirs_exist_ok=True)
+        elif target.is_dir():
+            raise UsageError(f"download to {target}: it is a directory; name the file itself")
+        else:
+            arrived.replace(target)
+
+
+def _guarded(member: tarfile.TarInfo, destination: str) -> tarfile.TarInfo | None:
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        return None
+    kept = tarfile.tar_filter(member, destination)
+    return kept.replace(uid=None, gid=None, uname=None, gname=None, deep=False)  # type: ignore[arg-type]
