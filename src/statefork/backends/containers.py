@@ -194,6 +194,7 @@ class ContainerDriver(Driver):
     """Files only: what `commit` keeps. docker.py and podman.py say which tool and with which arguments."""
 
     name: ClassVar[str]
+    version_format: ClassVar[str] = "{{.Server.Version}}"
     _probed: ClassVar[dict[tuple[str, ...], Capabilities]]
 
     def __init__(self, source: Source) -> None:
@@ -272,7 +273,7 @@ class ContainerDriver(Driver):
 
     def _try(self) -> Capabilities:
         """Make an image out of nothing, a container of it, commit that, and remove all three."""
-        version = self._tool.ask(f"{self.name} does not answer", "version", "--format", "{{.Server.Version}}")
+        version = self._tool.ask(f"{self.name} does not answer", "version", "--format", self.version_format)
         mark = secrets.token_hex(6)
         image, second, container = f"statefork-probe:{mark}", f"statefork-probe:{mark}-2", f"statefork-probe-{mark}"
         what = f"{self.name} cannot store containers on this host"
@@ -347,7 +348,8 @@ class ContainerDriver(Driver):
 def remove_container(tool: ContainerTool, container: str) -> None:
     """It is no error if there is none."""
     done = tool.call("rm", "-f", "-v", container)
-    if done.exit_code != 0 and "no such container" not in done.tail().lower():
+    said = done.tail().lower()
+    if done.exit_code != 0 and "no such container" not in said and "no container with" not in said:
         raise tool.failure(f"removing container {container}", done.tail())
 
 
