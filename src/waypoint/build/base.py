@@ -21,6 +21,7 @@ class StartState:
 
     env: tuple[tuple[str, str], ...] = ()
     workdir: str = "/"
+    """May not exist in the layers: builders leave it to the runtime to make the directory that WORKDIR names."""
     user: str = "root"
     """As the image has it: a name or number, maybe with `:group`. It is resolved inside the session's root."""
     argv: tuple[str, ...] = ()
