@@ -3,7 +3,7 @@
  * restarts the persistent shell, reaps orphans, and serves a unix socket. Everything lies inside the tree, so a snapshot
  * needs nothing from outside: clients are dropped first (F_QUIESCE) and find their command again by id and offset.
  *
- *   init SHELL USER WORKDIR        SHELL: path of the shell; the environment is the session's
+ *   init SHELL USER WORKDIR TAG    SHELL: its path; TAG: the store's mark; the environment is the session's
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -403,7 +403,7 @@ int main(int argc, char **argv)
 	struct sigaction act = { .sa_handler = on_child, .sa_flags = SA_NOCLDSTOP | SA_RESTART };
 	sigset_t block;
 
-	if (argc != 4 || getpid() != 1)
+	if (argc != 5 || getpid() != 1)
 		return 2;
 	shell_path = argv[1];
 	shell_dir = argv[3];

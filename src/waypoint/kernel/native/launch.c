@@ -37,11 +37,14 @@
 #define MAX_LOWER 500
 #define MAX_MASK 64
 #define MAX_CGROUP 16
+#define MAX_BASE 128
+#define ID_RANGE 268435456u
 
 static const char *lower[MAX_LOWER], *cgroup[MAX_CGROUP], *mask[MAX_MASK], *readonly[MAX_MASK];
 static int n_lower, n_cgroup, n_mask, n_readonly;
-static const char *layers_dir, *upper, *work, *stage, *hostname = "waypoint", *network = "none", *kdat, *seccomp_file;
-static int enter_pid;
+static const char *layers_dir, *base[MAX_BASE], *upper, *work, *stage, *hostname = "waypoint", *network = "none", *kdat, *seccomp_file;
+static int enter_pid, n_base;
+static unsigned idmap;
 static uint64_t caps = ~0ULL;
 
 static void die(const char *format, ...)
@@ -103,24 +106,85 @@ static int fs_mount(int fs, const char *what)
 	return mount_fd;
 }
 
+/*
+ * A user namespace that says how ids on disk appear: disk id N as kuid idmap+N, the same shift as the session's own map, so that
+ * root inside owns its files but nothing of the host's. The second line gives the mounter, kuid 0, an id to write as: overlayfs
+ * needs one for its work directory.
+ */
+static int idmap_namespace(void)
+{
+	char path[64], map[96];
+	int wait[2], fd;
+	pid_t pid;
+
+	if (pipe2(wait, O_CLOEXEC))
+		die("pipe");
+	pid = syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0);
+	if (pid < 0)
+		die("clone a user namespace");
+	if (pid == 0) {
+		char byte;
+		close(wait[1]);
+		_exit(read(wait[0], &byte, 1) < 0);
+	}
+	snprintf(map, sizeof(map), "0 %u %u\n%u 0 65536\n", idmap, ID_RANGE, idmap);
+	for (int g = 0; g < 2; g++) {
+		snprintf(path, sizeof(path), "/proc/%d/%cid_map", pid, g ? 'g' : 'u');
+		if (write_file(path, map))
+			die("writing %s", path);
+	}
+	snprintf(path, sizeof(path), "/proc/%d/ns/user", pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		die("opening %s", path);
+	close(wait[0]);
+	close(wait[1]);
+	waitpid(pid, NULL, 0);
+	return fd;
+}
+
+/* A private clone of the mount that `path` lies on, rooted there and idmapped when asked; overlayfs takes it as a layer. */
+static int layer_root(const char *path, int namespace)
+{
+	struct mount_attr attr = { .attr_set = MOUNT_ATTR_IDMAP, .userns_fd = namespace };
+	int fd = syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+
+	if (fd < 0)
+		die("open_tree %s", path);
+	if (namespace >= 0 && syscall(SYS_mount_setattr, fd, "", AT_EMPTY_PATH, &attr, sizeof(attr))) {
+		int saved = errno;
+		fprintf(stderr, "idmap refused on %s\n", path);
+		errno = saved;
+		die("mount_setattr");
+	}
+	return fd;
+}
+
 static void mount_overlay(void)
 {
-	int fs, mount_fd;
+	int fs, mount_fd, namespace = idmap ? idmap_namespace() : -1, layers = layer_root(layers_dir, namespace);
+	char path[4096];
 
-	if (layers_dir && chdir(layers_dir))
-		die("chdir %s", layers_dir);
 	fs = fs_open("overlay");
 	if (fs < 0)
 		die("fsopen overlay");
-	for (int i = 0; i < n_lower; i++)
-		fs_set(fs, "lowerdir+", lower[i]);
-	fs_set(fs, "upperdir", upper);
-	fs_set(fs, "workdir", work);
+	for (int i = 0; i < n_lower; i++) {
+		snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", layers, lower[i]);
+		fs_set(fs, "lowerdir+", path);
+	}
+	for (int i = 0; i < n_base; i++) {
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", layer_root(base[i], namespace));
+		fs_set(fs, "lowerdir+", path);
+	}
+	snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", layers, upper);
+	fs_set(fs, "upperdir", path);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", layers, work);
+	fs_set(fs, "workdir", path);
 	fs_set(fs, "redirect_dir", "on");
-	fs_set(fs, "index", "on");	    /* with nfs_export: inotify watches can be restored */
+	fs_set(fs, "index", "on");	/* with nfs_export: inotify watches can be restored */
 	fs_set(fs, "nfs_export", "on");
 	fs_set(fs, "xino", "auto");
-	fs_flag(fs, "volatile");	    /* an upper is never mounted twice; sealing it syncs it */
+	fs_flag(fs, "volatile");	/* an upper is never mounted twice; sealing it syncs it */
 	mount_fd = fs_mount(fs, "the session's overlay");
 	if (syscall(SYS_move_mount, mount_fd, "", AT_FDCWD, stage, MOVE_MOUNT_F_EMPTY_PATH))
 		die("attaching the overlay at %s", stage);
@@ -170,13 +234,15 @@ static void bind_readonly(const char *path)
 		die("making %s read-only", path);
 }
 
+/* Never a tmpfs: CRIU starts a tar for each. The empty directory is the session's own, so nothing points outside. */
 static void mask_path(const char *path)
 {
 	struct stat st;
 
 	if (stat(path, &st))
 		return;
-	if (S_ISDIR(st.st_mode) ? mount("tmpfs", path, "tmpfs", MS_RDONLY, "size=0k") : mount("dev/null", path, NULL, MS_BIND, NULL))
+	if (mount(S_ISDIR(st.st_mode) ? ".waypoint/empty" : "dev/null", path, NULL, MS_BIND, NULL) ||
+	    (S_ISDIR(st.st_mode) && mount(NULL, path, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY, NULL)))
 		die("masking %s", path);
 }
 
@@ -247,10 +313,13 @@ static void become_init(int go, char **argv)
 		die("mounting /dev/pts");
 	if (mount("mqueue", "dev/mqueue", "mqueue", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL))
 		die("mounting /dev/mqueue");
-	for (int i = 0; i < n_mask; i++)
-		mask_path(mask[i]);
+	/* sysfs shows a net namespace, so it can be had only where that namespace is the session's own */
+	if (strcmp(network, "host") && mount("sysfs", "sys", "sysfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL))
+		die("mounting /sys");
 	for (int i = 0; i < n_readonly; i++)
 		bind_readonly(readonly[i]);
+	for (int i = 0; i < n_mask; i++)
+		mask_path(mask[i]);
 	if (syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) || chdir("/"))
 		die("pivot_root");
 	if (sethostname(hostname, strlen(hostname)))
@@ -285,7 +354,7 @@ static void reset_signals(void)
 static int new_session(char **argv)
 {
 	int go[2], flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP | SIGCHLD;
-	char path[64];
+	char path[64], map[64];
 	struct { uint64_t flags, rest[10]; } args = { 0 };
 	pid_t pid;
 
@@ -306,12 +375,12 @@ static int new_session(char **argv)
 		become_init(go[0], argv);
 	}
 	close(go[0]);
-	snprintf(path, sizeof(path), "/proc/%d/uid_map", pid);
-	if (write_file(path, "0 0 4294967295\n"))
-		die("writing %s", path);
-	snprintf(path, sizeof(path), "/proc/%d/gid_map", pid);
-	if (write_file(path, "0 0 4294967295\n"))
-		die("writing %s", path);
+	snprintf(map, sizeof(map), "0 %u %u\n", idmap, idmap ? ID_RANGE : 4294967295u);
+	for (int g = 0; g < 2; g++) {
+		snprintf(path, sizeof(path), "/proc/%d/%cid_map", pid, g ? 'g' : 'u');
+		if (write_file(path, map))
+			die("writing %s", path);
+	}
 	printf("%d\n", pid);
 	fflush(stdout);
 	if (write(go[1], "x", 1) != 1)
@@ -391,6 +460,8 @@ int main(int argc, char **argv)
 		const char *option = argv[i];
 		if (!strcmp(option, "--layers")) layers_dir = value(argv, &i);
 		else if (!strcmp(option, "--lower") && n_lower < MAX_LOWER) lower[n_lower++] = value(argv, &i);
+		else if (!strcmp(option, "--base") && n_base < MAX_BASE) base[n_base++] = value(argv, &i);
+		else if (!strcmp(option, "--idmap")) idmap = strtoul(value(argv, &i), NULL, 10);
 		else if (!strcmp(option, "--upper")) upper = value(argv, &i);
 		else if (!strcmp(option, "--work")) work = value(argv, &i);
 		else if (!strcmp(option, "--stage")) stage = value(argv, &i);

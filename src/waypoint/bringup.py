@@ -1,0 +1,173 @@
+"""Bring a session's processes up: a new init, or a restored tree. Shared by new, restore, fork, resume and re-homing.
+
+The result is live only when it has answered a handshake; until then nothing else has been touched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from waypoint.errors import BaseChanged, KernelError, SessionDead
+from waypoint.guest import frames
+from waypoint.guest.connection import connect
+from waypoint.kernel import capabilities, cgroups, criu, network, processes, seccomp
+from waypoint.kernel.launch import IdmapRefused, Overlay, Surroundings, start_init
+from waypoint.model import BaseRecord, Process, SnapshotRecord, Spec
+from waypoint.store.store import Store
+
+__all__ = ["Live", "handshake", "overlay_for", "restore_tree", "retire", "start_tree"]
+
+_INIT = "/.waypoint/init"
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """One incarnation of a session: its PID 1 and the upper layer that it writes to."""
+
+    init: Process
+    upper: int
+    layers: tuple[int, ...]
+    spec: Spec
+
+
+def overlay_for(store: Store, base: BaseRecord, layers: tuple[int, ...], upper: int, idmap: int) -> Overlay:
+    return Overlay(
+        layers=store.paths.layers,
+        lower=() if base.flat else tuple(f"{layer}/d" for layer in layers),
+        base=tuple(Path(layer) for layer in base.layers),
+        upper=f"{upper}/d",
+        work=f"{upper}/w",
+        stage=store.paths.stage,
+        idmap=idmap,
+    )
+
+
+def new_upper(store: Store, base: BaseRecord, layers: tuple[int, ...]) -> int:
+    """Where the base contains the store, the top layer is copied instead of stacked (docs/decisions/host-root.md)."""
+    return store.new_upper(layers[0] if base.flat else None)
+
+
+def _key(store: Store, upper: int) -> str:
+    """Names an incarnation on the host: its cgroups and its network link."""
+    return f"{store.tag}-{upper}"
+
+
+def start_tree(
+    store: Store, base: BaseRecord, spec: Spec, layers: tuple[int, ...], upper: int, env: Mapping[str, str]
+) -> Live:
+    """Start a fresh init over the given layers."""
+    groups = cgroups.make_groups(store.tag, str(upper), spec.limits)
+    surroundings = Surroundings(
+        network=spec.network,
+        hostname=spec.hostname,
+        cgroups=groups,
+        capabilities=spec.capabilities,
+        seccomp=seccomp.filter_file(spec.capabilities) if spec.seccomp else None,
+        masked=capabilities.MASKED_PATHS,
+        readonly=capabilities.READ_ONLY_PATHS,
+    )
+    argv = [_INIT, spec.shell, spec.start.user, spec.start.workdir, store.tag]
+    try:
+        try:
+            init = start_init(overlay_for(store, base, layers, upper, spec.idmap), surroundings, argv, env)
+        except IdmapRefused:
+            spec = replace(spec, idmap=0)
+            init = start_init(overlay_for(store, base, layers, upper, 0), surroundings, argv, env)
+        live = Live(init, upper, layers, spec)
+        try:
+            if spec.network == "nat":
+                network.attach_nat(f"/proc/{init.pid}/ns/net", _key(store, upper))
+            handshake(init, f"over layer {upper}")
+        except BaseException:
+            retire(store, live)
+            raise
+        return live
+    except BaseException:
+        cgroups.remove_groups(groups)
+        raise
+
+
+def restore_tree(store: Store, base: BaseRecord, snapshot: SnapshotRecord, spec: Spec, log_dir: Path) -> Live:
+    """Bring a snapshot's processes up over a new upper. On failure nothing of the attempt is left."""
+    check_base(base, snapshot)
+    layers = snapshot.layers
+    upper = new_upper(store, base, layers)
+    groups: tuple[Path, ...] = ()
+    init: Process | None = None
+    try:
+        groups = cgroups.make_groups(store.tag, str(upper), spec.limits)
+        nat = spec.network == "nat"
+        pid = criu.restore(
+            store.paths.image(snapshot.id),
+            overlay_for(store, base, layers, upper, spec.idmap),
+            own_network=spec.network != "host",
+            cgroups=groups,
+            log_dir=log_dir,
+            with_network=(lambda pid: _network_up(pid, _key(store, upper), nat)) if spec.network != "host" else None,
+        )
+        init = processes.identify(pid)
+        handshake(init, f"from snapshot {snapshot.id}")
+        return Live(init, upper, layers, spec)
+    except BaseException:
+        if init is not None:
+            processes.kill(init)
+        if spec.network == "nat":
+            network.detach_nat(_key(store, upper))
+        store.discard_layers([upper])
+        cgroups.remove_groups(groups)
+        raise
+
+
+def _network_up(pid: int, key: str, nat: bool) -> None:
+    path = f"/proc/{pid}/ns/net"
+    network.loopback_up(path)
+    if nat:
+        network.attach_nat(path, key)
+
+
+def handshake(init: Process, what: str, timeout: float = 20) -> dict[str, str]:
+    """The new session answers, and its shell is there: only then may it take anybody's place."""
+    deadline = time.monotonic() + timeout
+    with connect(init, what, timeout) as connection:
+        connection.send(frames.HELLO)
+        frame = connection.receive(deadline)
+    if frame is None or frame.type != frames.STATE:
+        raise SessionDead(f"the session {what} does not answer its handshake")
+    lines = frame.payload.decode(errors="surrogateescape").splitlines()
+    return dict(line.partition("=")[::2] for line in lines)
+
+
+def retire(store: Store, live: Live, *, wait: bool = False) -> None:
+    """End an incarnation. The kernel takes its mounts down with its last process; layers are the caller's to drop."""
+    processes.kill(live.init)
+    if wait and not processes.wait_gone(live.init, 30):
+        raise KernelError(f"process {live.init.pid} does not die")
+    if live.spec.network == "nat":
+        network.detach_nat(_key(store, live.upper))
+    cgroups.remove_groups(cgroups.groups_for(store.tag, str(live.upper), live.spec.limits))
+
+
+def check_base(base: BaseRecord, snapshot: SnapshotRecord) -> None:
+    """A program under a restored process must be the file that it was: the host's own root may have been upgraded."""
+    if base.kind != "host" or not snapshot.full:
+        return
+    changed = []
+    for path, (size, mtime_ns) in snapshot.manifest.get("base_files", {}).items():
+        try:
+            st = Path(path).lstat()
+        except FileNotFoundError:
+            changed.append(path)
+            continue
+        if (st.st_size, st.st_mtime_ns) != (size, mtime_ns):
+            changed.append(path)
+    if changed:
+        shown = ", ".join(sorted(changed)[:5])
+        raise BaseChanged(
+            f"snapshot {snapshot.id}: {len(changed)} programs or libraries that its processes run have changed on the host since "
+            f"({shown}); they cannot be restored over other code. Undo the upgrade, or use a rootfs or image as base for "
+            "long-lived work (docs/bases.md)",
+            files=sorted(changed),
+        )

@@ -1,0 +1,250 @@
+"""Take a snapshot of a live session: freeze, save the processes, seal the files, commit one row.
+
+Two ways to seal the files that a session has changed. Copying its upper layer under the freeze leaves the session where it is and costs
+by the byte; re-homing ends it, makes the upper itself the sealed layer and restores the session over it, and costs a restore
+whatever the number of files. Small uppers are copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from waypoint import bringup, faults
+from waypoint.errors import WaypointError
+from waypoint.guest import frames
+from waypoint.guest.connection import connect
+from waypoint.guest.layer import PRIVATE
+from waypoint.kernel import criu, inspect, trees
+from waypoint.manifest import describe_session
+from waypoint.model import BaseRecord, Capture, Process, SessionRecord, SnapshotRecord
+from waypoint.store.store import Store
+
+__all__ = ["Taken", "take"]
+
+COPY_ENTRIES = 3000
+COPY_BYTES = 24 << 20
+
+_FULL = ("files", "processes", "memory", "terminal", "network", "ipc")
+_NEVER = (
+    "connections to the outside: reset on restore",
+    "cpu affinity, io priority, timer slack, coredump filter, session keyring, Landlock rules",
+)
+
+
+@dataclass(slots=True)
+class _Sealing:
+    """What is decided and learnt on the way to a row."""
+
+    snapshot: str
+    layers: tuple[int, ...] = ()
+    new_layer: int | None = None
+    files_bytes: int = 0
+    rehome: bool = False
+    print: str = ""
+    manifest: dict[str, Any] = field(default_factory=dict)
+    record: SnapshotRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    record: SnapshotRecord
+    init: Process | None
+    """The session's PID 1 afterwards; None when it was ended on purpose (pause)."""
+
+
+def take(
+    store: Store,
+    base: BaseRecord,
+    session: SessionRecord,
+    snapshot: str,
+    *,
+    name: str | None,
+    shell: dict[str, Any] | None,
+    began: float,
+    created: float,
+    end_session: bool = False,
+) -> Taken:
+    """The caller holds the session's lock. On any failure before the commit the session runs on as it was."""
+    sealing = _Sealing(snapshot)
+    init = Process(session.init_pid, session.init_start)
+    staging = store.paths.images / f".{snapshot}"
+    upper = store.paths.upper(session.upper or 0)
+    busy = shell is None
+    size = trees.measure(upper, most_entries=COPY_ENTRIES, most_bytes=COPY_BYTES)
+    sealing.rehome = not end_session and size.over and not base.flat
+    ends = sealing.rehome or end_session
+    try:
+        staging.mkdir()
+        faults.point("snapshot-staged")
+        quiesce(init, session.id)
+        faults.point("snapshot-quiesced")
+
+        def while_frozen() -> None:
+            sealing.manifest = describe_session(init.pid, session.spec.idmap, shell)
+            sealing.manifest["base_files"] = _base_files(store, base, session, sealing.manifest.pop("mapped"))
+            _seal(store, session, sealing, end_session, busy)
+            faults.point("snapshot-frozen")
+            if ends:  # the tree dies with CRIU's last step: before that the row must be there
+                commit(0.0)
+
+        def commit(paused_ms: float) -> None:
+            staging.rename(store.paths.image(snapshot))
+            faults.point("snapshot-renamed")
+            record = _record(store, session, sealing, name, paused_ms, began, created, pinned=end_session)
+            store.db.add_snapshot(record, _session_after(session, sealing, snapshot, end_session))
+            sealing.record = record
+            faults.point("snapshot-committed")
+
+        dumped = criu.dump(
+            init.pid,
+            staging,
+            own_network=session.spec.network != "host",
+            leave_running=not ends,
+            while_frozen=while_frozen,
+        )
+        faults.point("snapshot-dumped")
+        if not ends:
+            commit(dumped.paused_ms)
+    except BaseException:
+        _undo(store, session, sealing, staging)
+        raise
+    assert sealing.record is not None
+    record = sealing.record
+    if ends:
+        live = bringup.Live(init, session.upper or 0, session.layers, session.spec)
+        bringup.retire(store, live, wait=True)
+    if not sealing.rehome:
+        return Taken(record, None if end_session else init)
+    return Taken(record, _rehome(store, base, session, record))
+
+
+def _session_after(session: SessionRecord, sealing: _Sealing, snapshot: str, end_session: bool) -> dict[str, Any]:
+    """What the session's row says once the snapshot exists: an ended session is paused at that very snapshot."""
+    update: dict[str, Any] = {} if end_session else {"snapshot": snapshot}
+    if sealing.rehome or end_session:
+        update |= {"state": "paused", "init_pid": 0, "init_start": 0, "upper": None, "layers": sealing.layers, "pause": snapshot}
+    return update
+
+
+def _undo(store: Store, session: SessionRecord, sealing: _Sealing, staging: Path) -> None:
+    """CRIU has let the tree go on: the session is what it was before, and nothing of the snapshot is left."""
+    if sealing.record is not None:
+        store.db.update_session(
+            session.id,
+            state="live",
+            init_pid=session.init_pid,
+            init_start=session.init_start,
+            upper=session.upper,
+            layers=session.layers,
+            pause=None,
+            snapshot=session.snapshot,
+        )
+        store.db.remove_snapshots([sealing.record.id])
+    shutil.rmtree(staging, ignore_errors=True)
+    shutil.rmtree(store.paths.image(sealing.snapshot), ignore_errors=True)
+    if sealing.new_layer is not None:
+        store.discard_layers([sealing.new_layer])
+
+
+def _rehome(store: Store, base: BaseRecord, session: SessionRecord, record: SnapshotRecord) -> Process:
+    """Restore the session over its own sealed upper. If that fails it is paused at the snapshot: nothing is lost."""
+    try:
+        live = bringup.restore_tree(store, base, record, session.spec, store.paths.session(session.id))
+    except WaypointError as error:
+        error.message += f"; snapshot {record.id} is whole and the session is paused at it: `waypoint resume {session.id}`"
+        raise
+    store.db.update_session(
+        session.id,
+        state="live",
+        init_pid=live.init.pid,
+        init_start=live.init.start,
+        upper=live.upper,
+        layers=live.layers,
+        pause=None,
+    )
+    return live.init
+
+
+def quiesce(init: Process, session: str) -> None:
+    """Every client connection is dropped, so that nothing in the tree points outside of it."""
+    with connect(init, session) as connection:
+        connection.send(frames.QUIESCE)
+        deadline = time.monotonic() + 10
+        while connection.receive(deadline) is not None:
+            pass
+
+
+def _seal(store: Store, session: SessionRecord, sealing: _Sealing, end_session: bool, busy: bool) -> None:
+    """Runs while the session is frozen."""
+    assert session.upper is not None
+    upper = store.paths.upper(session.upper)
+    if sealing.rehome or end_session:
+        sealing.layers = (session.upper, *session.layers)
+        sealing.files_bytes = trees.allocated_bytes(upper)
+        return
+    parent = _parent(store, session)
+    if not busy and not inspect.has_shared_mappings(session.init_pid):
+        sealing.print = f"{session.upper}:{trees.fingerprint(upper, skip=PRIVATE)}"
+        if parent is not None and parent.manifest.get("upper_print") == sealing.print:
+            sealing.layers = parent.layers
+            return
+    sealing.new_layer = store.new_layer("sealed")
+    trees.copy_tree(upper, store.paths.upper(sealing.new_layer))
+    sealing.files_bytes = trees.allocated_bytes(store.paths.upper(sealing.new_layer))
+    sealing.layers = (sealing.new_layer, *session.layers)
+
+
+def _parent(store: Store, session: SessionRecord) -> SnapshotRecord | None:
+    with contextlib.suppress(WaypointError):
+        return None if session.snapshot is None else store.db.snapshot(session.snapshot)
+    return None
+
+
+def _base_files(
+    store: Store, base: BaseRecord, session: SessionRecord, mapped: dict[str, list[int]]
+) -> dict[str, list[int]]:
+    """Of the files that processes run, those that are the host's own and not the session's changed copies."""
+    if base.kind != "host":
+        return {}
+    own = [store.paths.upper(layer) for layer in (session.upper or 0, *session.layers)]
+    return {path: st for path, st in mapped.items() if not any((root / path.lstrip("/")).exists() for root in own)}
+
+
+def _record(
+    store: Store,
+    session: SessionRecord,
+    sealing: _Sealing,
+    name: str | None,
+    paused_ms: float,
+    began: float,
+    created: float,
+    *,
+    pinned: bool,
+) -> SnapshotRecord:
+    manifest = sealing.manifest
+    if sealing.print:
+        manifest["upper_print"] = sealing.print
+    return SnapshotRecord(
+        id=sealing.snapshot,
+        name=name,
+        parent=session.snapshot,
+        tree=session.tree,
+        session=session.id,
+        base=session.base,
+        spec=session.spec,
+        layers=sealing.layers,
+        full=True,
+        created=created,
+        duration_ms=(time.perf_counter() - began) * 1000,
+        paused_ms=paused_ms,
+        files_bytes=sealing.files_bytes,
+        memory_bytes=trees.allocated_bytes(store.paths.image(sealing.snapshot)),
+        capture=Capture(_FULL, _NEVER),
+        manifest=manifest,
+        pinned=pinned,
+    )

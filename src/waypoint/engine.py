@@ -1,0 +1,318 @@
+"""The engine: sessions over one store. No daemon; any process that opens the same store sees the same sessions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+from waypoint import bringup, faults
+from waypoint.errors import HasChildren, HostUnsupported, KernelError, NotFound, WaypointError
+from waypoint.guest.layer import build_guest_layer, guest_files
+from waypoint.hostroot import host_base, mask_host
+from waypoint.kernel import capabilities, network, processes, syscalls, tools, trees
+from waypoint.model import BaseRecord, Limits, Network, Process, SessionRecord, SnapshotRecord, Spec
+from waypoint.session import Session, check_name, fork_threads, new_id
+from waypoint.store.store import Store
+
+__all__ = ["Engine"]
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Engine:
+    def __init__(self, home: Path) -> None:
+        self.store = Store(home)
+        self.boot = processes.boot_id()
+
+    def close(self) -> None:
+        self.store.db.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def session(self, key: str) -> Session:
+        """By id, name or unique prefix."""
+        return Session(self, self.store.db.session(key).id)
+
+    def sessions(self) -> list[SessionRecord]:
+        return [self.settle(record) for record in self.store.db.sessions()]
+
+    def snapshots(self, tree: str | None = None) -> list[SnapshotRecord]:
+        return self.store.db.snapshots(tree)
+
+    def settle(self, record: SessionRecord) -> SessionRecord:
+        """The record as it really is: a session whose init died, or whose host was rebooted, is dead."""
+        if record.state == "live" and (
+            record.boot != self.boot or not processes.alive(Process(record.init_pid, record.init_start))
+        ):
+            return replace(record, state="dead")
+        return record
+
+    # -- making -----------------------------------------------------------------------------------------------------
+
+    def new(
+        self,
+        *,
+        name: str | None = None,
+        base: BaseRecord | None = None,
+        network: Network = "none",
+        limits: Limits | None = None,
+        env: Sequence[tuple[str, str]] = (),
+        auto_snapshot: bool = False,
+        extra_capabilities: Iterable[str] = (),
+        seccomp: bool = True,
+        user: str | None = None,
+        workdir: str | None = None,
+        on_fork: str = "",
+    ) -> Session:
+        """Start a session over `base` (the host's own root by default); it is live when this returns."""
+        check_name(name)
+        self._require_root()
+        with self.store.operation():
+            base = base or self._host_base()
+            start = replace(
+                base.start,
+                env=tuple((dict(base.start.env) | dict(env)).items()),
+                user=user or base.start.user,
+                workdir=workdir or base.start.workdir,
+            )
+            spec = Spec(
+                network=network,
+                limits=limits or Limits(),
+                capabilities=capabilities.parse_caps(extra_capabilities),
+                seccomp=seccomp,
+                start=start,
+                shell=self._shell(base),
+                idmap=capabilities.ID_BASE,
+                auto_snapshot=auto_snapshot,
+                on_fork=on_fork,
+            )
+            guest = self._guest_layer(base)
+            session = new_id("s")
+            spec = replace(spec, hostname=(name or session).replace("_", "-").replace("@", "-").replace("+", "-"))
+            record = self._new_row(session, name, session, base, spec, None, (guest,))
+            try:
+                faults.point("new-row")
+                upper = bringup.new_upper(self.store, base, (guest,))
+                self._place_files(base, spec, upper)
+                layers = () if base.flat else (guest,)
+                live = bringup.start_tree(self.store, base, spec, layers, upper, self.environment(spec))
+                faults.point("new-started")
+            except BaseException:
+                self.store.db.remove_session(record.id)
+                self.forget_session_directory(record.id)
+                raise
+            self._now_live(session, live)
+        return Session(self, session)
+
+    def _new_row(
+        self, session: str, name: str | None, tree: str, base: BaseRecord, spec: Spec, snapshot: str | None, layers: tuple[int, ...]
+    ) -> SessionRecord:  # fmt: skip
+        record = SessionRecord(
+            id=session, name=name, state="creating", tree=tree, base=base.id, spec=spec, snapshot=snapshot, layers=layers,
+            upper=None, init_pid=0, init_start=0, boot=self.boot, created=time.time(),
+        )  # fmt: skip
+        self.store.db.add_session(record)
+        self.store.paths.session(session).mkdir()
+        return record
+
+    def _now_live(self, session: str, live: bringup.Live) -> None:
+        columns = {
+            "state": "live",
+            "init_pid": live.init.pid,
+            "init_start": live.init.start,
+            "upper": live.upper,
+            "layers": live.layers,
+        }
+        self.store.db.update_session(session, **columns)
+        if live.spec.idmap != self.store.db.session(session).spec.idmap:
+            self.store.db.update_spec(session, live.spec)
+
+    def fork(self, snapshot: SnapshotRecord, n: int, names: Sequence[str] | None = None) -> list[Session]:
+        """`n` sessions from one snapshot, side by side. All or none."""
+        if names is not None and len(names) != n:
+            raise WaypointError(f"{len(names)} names for {n} forks")
+        for name in names or ():
+            check_name(name)
+        base = self.store.db.base(snapshot.base)
+        with self.store.operation(), fork_threads(n) as pool:
+            futures = [pool.submit(self._fork_one, base, snapshot, names[i] if names else None) for i in range(n)]
+            return _all_or_none(futures)
+
+    def _fork_one(self, base: BaseRecord, snapshot: SnapshotRecord, name: str | None) -> Session:
+        session = new_id("s")
+        spec = snapshot.spec
+        self._new_row(session, name, snapshot.tree, base, spec, snapshot.id if not snapshot.pinned else snapshot.parent, ())
+        faults.point("fork-row")
+        try:
+            live = self.bring_up(base, snapshot, spec, session)
+            faults.point("fork-up")
+            self._now_live(session, live)
+            faults.point("fork-live")
+        except BaseException:
+            self.store.db.remove_session(session)
+            self.forget_session_directory(session)
+            raise
+        finally:
+            self.store.db.close()
+        fork = Session(self, session)
+        if spec.on_fork:
+            fork.exec(spec.on_fork, timeout=60)
+        return fork
+
+    def bring_up(self, base: BaseRecord, snapshot: SnapshotRecord, spec: Spec, session: str) -> bringup.Live:
+        directory = self.store.paths.session(session)
+        return bringup.restore_tree(self.store, base, snapshot, spec, directory)
+
+    # -- ending -----------------------------------------------------------------------------------------------------
+
+    def end_incarnation(self, record: SessionRecord) -> None:
+        """Kill what the (old) record names and drop its upper, unless a snapshot or session still names that layer."""
+        if record.upper is None:
+            return
+        live = bringup.Live(Process(record.init_pid, record.init_start), record.upper, record.layers, record.spec)
+        if record.boot == self.boot:
+            bringup.retire(self.store, live)
+        self.store.discard_layers([record.upper, *record.layers])
+
+    def forget_session_directory(self, session: str) -> None:
+        shutil.rmtree(self.store.paths.session(session), ignore_errors=True)
+
+    def remove_snapshot(self, key: str, *, recursive: bool = False) -> list[str]:
+        """Remove a snapshot, with its descendants if asked; returns the ids that are gone."""
+        with self.store.operation():
+            target = self.store.db.snapshot(key)
+            children: dict[str | None, list[SnapshotRecord]] = {}
+            for record in self.store.db.snapshots(target.tree):
+                children.setdefault(record.parent, []).append(record)
+            doomed = [target.id]
+            for parent in doomed:
+                doomed += [child.id for child in children.get(parent, ())]
+            if len(doomed) > 1 and not recursive:
+                raise HasChildren(
+                    f"snapshot {target.id} has {len(children[target.id])} children; `waypoint rm --recursive {target.id}` "
+                    f"removes all {len(doomed)}",
+                    snapshot=target.id,
+                    descendants=doomed[1:],
+                )
+            held = {record.pause for record in self.store.db.sessions() if record.pause}
+            if held & set(doomed):
+                raise WaypointError(f"snapshot {target.id} holds a paused session; resume or remove that session first")
+            self.drop_snapshots(doomed[::-1])
+        return doomed
+
+    def drop_snapshots(self, snapshots: list[str]) -> None:
+        """Rows first, then what they named."""
+        layers: list[int] = []
+        for snapshot in snapshots:
+            with contextlib.suppress(NotFound):
+                layers += self.store.db.snapshot(snapshot).layers
+        self.store.db.remove_snapshots(snapshots)
+        for snapshot in snapshots:
+            trees.discard_tree(self.store.paths.image(snapshot))
+        self.store.discard_layers(sorted(set(layers)))
+
+    def prune_automatic(self, session: str, keep: int) -> None:
+        """Automatic snapshots beyond the newest `keep` are cut out of the chain; their children move up."""
+        mine = [r for r in self.store.db.snapshots() if r.session == session and r.name is None and not r.pinned]
+        for record in mine[:-keep]:
+            self.store.db.reparent(record.id, record.parent)
+            self.drop_snapshots([record.id])
+
+    def sync(self) -> None:
+        """All that the store holds is on disk when this returns."""
+        fd = os.open(self.store.paths.home, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            syscalls.sync_file_system(fd)
+        finally:
+            os.close(fd)
+
+    # -- surroundings -----------------------------------------------------------------------------------------------
+
+    def environment(self, spec: Spec) -> dict[str, str]:
+        """The environment that a session's programs begin with."""
+        return {"PATH": DEFAULT_PATH, "TERM": "xterm-256color", "LANG": "C.UTF-8"} | dict(spec.start.env)
+
+    def _require_root(self) -> None:
+        if os.geteuid() != 0:
+            raise HostUnsupported("Waypoint needs root to make sessions; run it with sudo", fix="sudo waypoint ...", feature="root")
+
+    def _shell(self, base: BaseRecord) -> str:
+        from waypoint.build.lookup import find
+
+        for shell in ("/bin/bash", "/usr/bin/bash", "/bin/sh"):
+            if find([Path(layer) for layer in base.layers], shell) is not None:
+                return shell
+        raise KernelError(f"base {base.source} has neither bash nor sh", base=base.id)
+
+    def _host_base(self) -> BaseRecord:
+        base = host_base(self.store.paths)
+        self.store.db.add_base(base)
+        return base
+
+    def _guest_layer(self, base: BaseRecord) -> int:
+        """The layer with init and /dev; over the host's root also what hides the store and the secrets."""
+        init = tools.init_path()
+        kind = "guest-host" if base.kind == "host" else "guest"
+        masks = host_masks(self.store) if base.kind == "host" else []
+        found, purpose = self.store.content_layer(f"{kind}-{'-'.join(masks)}" if masks else kind, [init, *guest_files()])
+        if found is not None:
+            return found
+        layer = self.store.new_layer("building")
+        root = self.store.paths.upper(layer)
+        root.mkdir(mode=0o755)
+        build_guest_layer(root, init)
+        if base.kind == "host":
+            mask_host(root, masks)
+        self.store.db.name_layer(layer, purpose)
+        return layer
+
+    def _place_files(self, base: BaseRecord, spec: Spec, upper: int) -> None:
+        """Names of hosts and name servers, where the base has none that fit."""
+        from waypoint.build.lookup import find
+
+        wanted = {"etc/hosts": f"127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {spec.hostname}\n".encode()}
+        if spec.network == "nat":
+            wanted["etc/resolv.conf"] = network.resolv_conf()
+        layers = [Path(layer) for layer in base.layers]
+        for name, content in wanted.items():
+            if name == "etc/hosts" and find(layers, f"/{name}") is not None:
+                continue
+            target = self.store.paths.upper(upper) / name
+            if not target.parent.exists():
+                target.parent.mkdir(mode=0o755)
+            target.unlink(missing_ok=True)
+            target.write_bytes(content)
+            target.chmod(0o644)
+
+
+def host_masks(store: Store) -> list[str]:
+    from waypoint.hostroot import masked_paths
+
+    return masked_paths(store.paths)
+
+
+def _all_or_none(futures: list[Future[Session]]) -> list[Session]:
+    made, failures = [], []
+    for future in futures:
+        try:
+            made.append(future.result())
+        except BaseException as error:  # noqa: BLE001  collected, the first is raised below
+            failures.append(error)
+    if failures:
+        for session in made:
+            with contextlib.suppress(WaypointError):
+                session.remove()
+        raise failures[0]
+    return made

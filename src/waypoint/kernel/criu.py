@@ -1,0 +1,225 @@
+"""CRIU through its RPC: `criu swrk` on a socketpair, started by the launcher in a private mount namespace.
+
+Never by parsing its prose: success is a field of the answer. Only when it fails is the log read, for the lines that say why.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from waypoint.errors import CriuError, DiskFull, NotCapturable
+from waypoint.kernel import criu_rpc_pb2 as rpc
+from waypoint.kernel import processes, tools
+from waypoint.kernel.launch import Overlay, launch_argv
+
+__all__ = ["Dumped", "dump", "restore"]
+
+_NEWNET = 0x40000000
+_GHOST_LIMIT = 0xFFFF_FFFF
+"""Deleted files that are still open are saved whole: CRIU's own default refuses those over 1 MiB."""
+_LOG_LEVEL = 2
+
+Hook = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    paused_ms: float
+    """From the moment before the first process was stopped until the last one runs again."""
+
+
+def dump(
+    init_pid: int, images: Path, *, own_network: bool, leave_running: bool, while_frozen: Callable[[], None]
+) -> Dumped:
+    """Dump the tree under `init_pid`. `while_frozen` runs after the last page is saved, before anything moves again.
+
+    On failure CRIU lets the tree go on and CriuError says so: the session is alive.
+    """
+    options = _options(images, "dump.log", own_network)
+    options.pid = init_pid
+    options.leave_running = leave_running
+    stopped: list[float] = []
+
+    def mark(_: int) -> None:
+        stopped.append(time.perf_counter())
+
+    def frozen(_: int) -> None:
+        while_frozen()
+
+    with _Worker(launch_argv("criu", [*_kdat(), "--enter", str(init_pid)], (), tools.criu_argv())) as worker:
+        answer = worker.ask(rpc.DUMP, options, {"pre-dump": mark, "post-dump": frozen})
+        ended = time.perf_counter()
+        if not answer.success:
+            raise _failure("dump", images / "dump.log", answer, worker.stderr())
+    return Dumped(paused_ms=(ended - stopped[0]) * 1000 if stopped else 0.0)
+
+
+def restore(
+    images: Path,
+    overlay: Overlay,
+    *,
+    own_network: bool,
+    cgroups: Sequence[Path],
+    log_dir: Path,
+    with_network: Hook | None,
+) -> int:
+    """Bring the tree back over `overlay`; returns the host pid of its PID 1.
+
+    `with_network` is called with that pid when its namespaces exist and no socket has been restored yet.
+    """
+    options = _options(images, "restore.log", own_network)
+    options.root = str(overlay.stage)
+    work = os.open(log_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        options.work_dir_fd = work
+        hooks: dict[str, Hook] = {} if with_network is None else {"setup-namespaces": with_network}
+        argv = launch_argv("criu", [*_kdat(), *overlay.options()], cgroups, tools.criu_argv())
+        with _Worker(argv) as worker:
+            answer = worker.ask(rpc.RESTORE, options, hooks)
+            if not answer.success:
+                raise _failure("restore", log_dir / "restore.log", answer, worker.stderr())
+            return int(answer.restore.pid)
+    finally:
+        os.close(work)
+
+
+def _options(images: Path, log: str, own_network: bool) -> rpc.criu_opts:
+    options = rpc.criu_opts(
+        images_dir_fd=-1,
+        images_dir=str(images),
+        log_level=_LOG_LEVEL,
+        log_file=log,
+        tcp_established=True,
+        file_locks=True,
+        link_remap=True,
+        ghost_limit=_GHOST_LIMIT,
+        manage_cgroups_mode=rpc.IGNORE,
+        notify_scripts=True,
+        # loopback connections have both ends frozen; connections to the outside do not survive by design (docs/network.md)
+        network_lock=rpc.SKIP,
+    )
+    if own_network:
+        options.empty_ns = _NEWNET
+    return options
+
+
+class _Worker:
+    """One `criu swrk` process; it ends with the answer to its one request."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._socket = ours
+            self._process = subprocess.Popen(
+                [*argv, "swrk", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+        self._process.wait()
+
+    def ask(self, kind: int, options: rpc.criu_opts, hooks: dict[str, Hook]) -> rpc.criu_resp:
+        self._send(rpc.criu_req(type=kind, opts=options))
+        failed: BaseException | None = None
+        while True:
+            data = self._socket.recv(1 << 16)
+            if not data:
+                said = self.stderr()
+                raise CriuError(f"criu ended without an answer: {said or 'no output'}")
+            answer = rpc.criu_resp.FromString(data)
+            if answer.type != rpc.NOTIFY:
+                if failed is not None:
+                    raise failed
+                return answer
+            try:
+                hook = hooks.get(answer.notify.script)
+                if hook is not None and failed is None:
+                    hook(answer.notify.pid)
+            except BaseException as error:  # noqa: BLE001  CRIU must hear of it and undo its work; then it is raised
+                failed = error
+            self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=failed is None))
+
+    def stderr(self) -> str:
+        """What the launcher or the loader complained about; only after the worker has ended or refused."""
+        self._socket.close()
+        assert self._process.stderr is not None
+        return self._process.stderr.read().decode(errors="replace").strip()
+
+    def _send(self, request: rpc.criu_req) -> None:
+        try:
+            self._socket.send(request.SerializeToString())
+        except OSError as error:
+            raise CriuError(f"criu did not start: {self.stderr() or error.strerror}") from error
+
+
+# What CRIU says when it meets something it cannot carry -> what that is in a user's words.
+_UNCAPTURABLE = (
+    (r"Unknown shit|Unsupported FD|anon_inode:\[io_uring\]|io_uring", "an io_uring"),
+    (r"is being ptraced|Unable to interrupt task.*\(Operation not permitted\)|is traced|SEIZE \d+.*not permitted", "a process under a debugger (ptrace)"),
+    (r"anon_inode:\[perf_event\]|perf_event", "a perf event"),
+    (r"/dev/fuse|fuse", "a FUSE connection"),
+    (r"/dev/kvm", "/dev/kvm"),
+    (r"memfd_secret|secretmem", "secret memory (memfd_secret)"),
+    (r"vsock|Unsupported socket family|BUG! Unknown socket collected \(family (\d+)\)", "a socket of a family that cannot be saved"),
+    (r"MPTCP|mptcp", "an MPTCP socket"),
+    (r"nested|Can't dump nested|Multiple .* namespaces|dumping of nested", "a nested namespace"),
+    (r"Unable to handle char device|Can't dump device|chrdev", "an open device"),
+    (r"External socket is used|external (unix )?socket", "a socket whose other end is outside the session"),
+)  # fmt: skip
+
+
+def _failure(verb: str, log: Path, answer: rpc.criu_resp, stderr: str) -> CriuError | NotCapturable | DiskFull:
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    errors = [line for line in lines if "Error" in line and "RLIMIT_NOFILE" not in line]
+    quoted = "\n".join(errors[-8:]) or stderr or answer.cr_errmsg or os.strerror(answer.cr_errno)
+    alive = "; the session goes on untouched" if verb == "dump" else ""
+    if "No space left on device" in quoted or answer.cr_errno == errno.ENOSPC:
+        return DiskFull(f"criu {verb} ran out of disk space{alive}:\n{quoted}", log=str(log))
+    if verb == "dump":
+        for pattern, thing in _UNCAPTURABLE:
+            if re.search(pattern, "\n".join(errors)):
+                return NotCapturable(f"the session holds {thing}, which a snapshot cannot carry{alive}:\n{quoted}", object=thing)
+    return CriuError(f"criu {verb} failed{alive}:\n{quoted}", log=str(log), lines=errors[-8:])
+
+
+def _kdat() -> list[str]:
+    """CRIU's memory of this kernel, made once per boot: without it each start probes the kernel for 60 ms."""
+    version = tools.criu_version()
+    path = tools.prefix() / "kdat" / f"{processes.boot_id()}-{version}"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+        quoted = " ".join(f"'{word}'" for word in tools.criu_argv())
+        script = f"{quoted} check >/dev/null 2>&1; cat /run/criu.kdat"
+        with open(fresh, "wb") as out:
+            subprocess.run(
+                launch_argv("criu", [], (), ["/bin/sh", "-c", script]), stdout=out, stderr=subprocess.DEVNULL, check=False
+            )
+        if fresh.stat().st_size == 0:
+            fresh.unlink()
+            return []
+        fresh.replace(path)
+        for old in path.parent.iterdir():
+            if not old.name.startswith((processes.boot_id(), ".")):
+                old.unlink(missing_ok=True)
+    return ["--kdat", str(path)]
+
+

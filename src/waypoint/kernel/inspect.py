@@ -1,0 +1,138 @@
+"""What a session's processes are and hold, read from /proc: for manifests, diffs, and to find what no dump can carry."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from typing import Any
+
+from waypoint.kernel.processes import namespace_pids
+
+__all__ = ["describe", "listening_ports", "mapped_files"]
+
+_STATE_LISTEN = "0A"
+
+
+def describe(init_pid: int, idmap: int) -> dict[str, Any]:
+    """Processes, ports, mounts and mapped files of the tree under `init_pid`. Processes that end meanwhile are left out."""
+    processes = []
+    mapped: dict[str, list[int]] = {}
+    for pid in namespace_pids(init_pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            found = _process(pid, idmap)
+            if found is not None:
+                processes.append(found)
+                mapped.update(mapped_files(pid))
+    return {
+        "processes": processes,
+        "listening": listening_ports(init_pid),
+        "mounts": _mounts(init_pid),
+        "mapped": mapped,
+    }
+
+
+def _process(pid: int, idmap: int) -> dict[str, Any] | None:
+    status = {}
+    with open(f"/proc/{pid}/status", errors="surrogateescape") as lines:
+        for line in lines:
+            key, _, value = line.partition(":")
+            status[key] = value.strip()
+    if status["State"].startswith("X"):
+        return None
+    inside = int(status["NSpid"].split()[-1])
+    parent = status["PPid"]
+    ppid = 0
+    if inside != 1:
+        with open(f"/proc/{parent}/status") as lines:
+            ppid = next(int(line.split()[-1]) for line in lines if line.startswith("NSpid"))
+    with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
+        argv = cmdline.read().split(b"\0")[:-1]
+    zombie = status["State"].startswith("Z")
+    return {
+        "pid": inside,
+        "ppid": ppid,
+        "name": status["Name"],
+        "argv": [word.decode(errors="surrogateescape") for word in argv],
+        "state": "zombie" if zombie else "alive",
+        "uid": int(status["Uid"].split()[0]) - idmap,
+        "pgid": int(status["NSpgid"].split()[-1]),
+        "sid": int(status["NSsid"].split()[-1]),
+        "threads": int(status.get("Threads", "0")),
+        "cwd": "" if zombie else os.readlink(f"/proc/{pid}/cwd"),
+        "exe": "" if zombie else os.readlink(f"/proc/{pid}/exe"),
+        "descriptors": {} if zombie else _descriptors(pid),
+        "memory_kib": int(status.get("VmRSS", "0 kB").split()[0]),
+    }
+
+
+def _descriptors(pid: int) -> dict[str, int]:
+    """How many descriptors of each kind: `socket`, `pipe`, `anon_inode:[eventfd]`, `file`."""
+    kinds: Counter[str] = Counter()
+    base = f"/proc/{pid}/fd"
+    for name in os.listdir(base):
+        with contextlib.suppress(FileNotFoundError):
+            target = os.readlink(f"{base}/{name}")
+            kinds["file" if target.startswith("/") else target.split(":[")[0]] += 1
+    return dict(kinds)
+
+
+def mapped_files(pid: int) -> dict[str, list[int]]:
+    """Programs and libraries that the process has mapped: path -> [size, mtime_ns] as seen in the session."""
+    found: dict[str, list[int]] = {}
+    with open(f"/proc/{pid}/maps", errors="surrogateescape") as lines:
+        for line in lines:
+            fields = line.rstrip("\n").split(maxsplit=5)
+            if len(fields) < 6 or not fields[5].startswith("/") or fields[5] in found or fields[4] == "0":
+                continue
+            path = fields[5]
+            if path.endswith(" (deleted)") or path.startswith(("/dev/", "/SYSV", "/memfd:")):
+                continue
+            with contextlib.suppress(OSError):
+                st = os.lstat(f"/proc/{pid}/root{path}")
+                found[path] = [st.st_size, st.st_mtime_ns]
+    return found
+
+
+def has_shared_mappings(init_pid: int) -> bool:
+    """A process has a file mapped shared and writable: its file can change without its times changing."""
+    for pid in namespace_pids(init_pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            with open(f"/proc/{pid}/maps", errors="surrogateescape") as lines:
+                if any(line.split(maxsplit=2)[1] in ("rw-s", "rwxs") and " /" in line for line in lines):
+                    return True
+    return False
+
+
+def listening_ports(init_pid: int) -> list[str]:
+    """`tcp 0.0.0.0:8000`, in the session's own network namespace."""
+    found = set()
+    for name in ("tcp", "tcp6", "udp", "udp6"):
+        try:
+            with open(f"/proc/{init_pid}/net/{name}") as lines:
+                next(lines)
+                for line in lines:
+                    fields = line.split()
+                    if name.startswith("udp") or fields[3] == _STATE_LISTEN:
+                        found.add(f"{name} {_address(fields[1])}")
+        except FileNotFoundError:
+            continue
+    return sorted(found)
+
+
+def _address(text: str) -> str:
+    host, port = text.split(":")
+    data = bytes.fromhex(host)
+    if len(data) == 4:
+        return f"{'.'.join(str(part) for part in data[::-1])}:{int(port, 16)}"
+    words = b"".join(data[i : i + 4][::-1] for i in range(0, 16, 4)).hex()
+    return f"[{':'.join(words[i : i + 4] for i in range(0, 32, 4))}]:{int(port, 16)}"
+
+
+def _mounts(init_pid: int) -> list[str]:
+    found = []
+    with open(f"/proc/{init_pid}/mountinfo", errors="surrogateescape") as lines:
+        for line in lines:
+            fields, _, rest = line.partition(" - ")
+            found.append(f"{fields.split()[4]} {rest.split()[0]}")
+    return found

@@ -1,0 +1,109 @@
+"""Processes as /proc tells them: identity, life and death."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from waypoint.model import Process
+
+__all__ = ["alive", "boot_id", "identify", "inits", "kill", "namespace_pids", "wait_gone"]
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    return _BOOT.read_text().strip()
+
+
+def start_ticks(pid: int) -> int:
+    """Field 22 of /proc/PID/stat; FileNotFoundError or ProcessLookupError when it is gone."""
+    with open(f"/proc/{pid}/stat", "rb") as stat:
+        text = stat.read()
+    after = text[text.rindex(b")") + 2 :].split()
+    if after[0] in (b"Z", b"X"):
+        raise ProcessLookupError(pid)
+    return int(after[19])
+
+
+def identify(pid: int) -> Process:
+    return Process(pid, start_ticks(pid))
+
+
+def alive(process: Process) -> bool:
+    if process.pid <= 0:
+        return False
+    try:
+        return start_ticks(process.pid) == process.start
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def kill(process: Process) -> None:
+    """SIGKILL, through a pidfd so that a reused number is never hit. Killing PID 1 ends its whole namespace."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if alive(process):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+    finally:
+        os.close(fd)
+
+
+def wait_gone(process: Process, timeout: float) -> bool:
+    """Wait until it has ended (a zombie counts); False when it outlives the timeout."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        deadline = time.monotonic() + timeout
+        while alive(process):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            poller = select.poll()
+            poller.register(fd, select.POLLIN)
+            poller.poll(left * 1000)
+        return True
+    finally:
+        os.close(fd)
+
+
+def inits(tag: str) -> Iterator[Process]:
+    """Every running init whose argv carries `tag`: the sessions of one store, known to it or not."""
+    wanted = b"/.waypoint/init\0"
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry.name}/cmdline", "rb") as cmdline:
+                text = cmdline.read(4096)
+            if text.startswith(wanted) and tag.encode() in text.split(b"\0"):
+                yield identify(int(entry.name))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+
+
+def namespace_pids(init_pid: int) -> list[int]:
+    """The host pids of every process in the pid namespace that `init_pid` is PID 1 of."""
+    try:
+        wanted = os.stat(f"/proc/{init_pid}/ns/pid").st_ino
+    except FileNotFoundError:
+        return []
+    found = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if os.stat(f"/proc/{entry.name}/ns/pid").st_ino == wanted:
+                found.append(int(entry.name))
+    return sorted(found)

@@ -1,0 +1,37 @@
+"""System calls that Python has no function for."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+__all__ = ["open_inside", "sync_file_system"]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_OPENAT2 = 437
+_SYNCFS = 306 if os.uname().machine == "x86_64" else 267
+_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_NO_SYMLINKS = 0x04
+_RESOLVE_IN_ROOT = 0x10
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+
+
+def open_inside(root_fd: int, path: str, flags: int, *, mode: int = 0, follow: bool = True) -> int:
+    """Open `path` as a process whose root is `root_fd` would: no symlink made inside a session can lead out of it."""
+    resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | (0 if follow else _RESOLVE_NO_SYMLINKS)
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    fd = _libc.syscall(_OPENAT2, root_fd, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+    if fd < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), path)
+    return int(fd)
+
+
+def sync_file_system(fd: int) -> None:
+    """syncfs(2): everything on the file system of `fd` is on disk when this returns."""
+    if _libc.syscall(_SYNCFS, fd):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))

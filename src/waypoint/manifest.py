@@ -1,0 +1,64 @@
+"""The manifest of a snapshot: what was there, in words that can be compared later."""
+
+from __future__ import annotations
+
+import time
+from hashlib import blake2b
+from typing import Any
+
+from waypoint.errors import WaypointError
+from waypoint.guest import commands
+from waypoint.guest.commands import Link
+from waypoint.kernel import inspect
+
+__all__ = ["SHELL_QUERY", "describe_session", "shell_state"]
+
+SHELL_QUERY = (
+    "declare -px 2>/dev/null || export -p; printf '\\0'; declare -p 2>/dev/null || set; declare -f 2>/dev/null; alias; "
+    "set +o; shopt -p 2>/dev/null; umask; trap"
+)
+_VOLATILE = (
+    "SECONDS", "RANDOM", "SRANDOM", "EPOCHSECONDS", "EPOCHREALTIME", "BASHPID", "BASH_ARGC", "BASH_ARGV", "BASH_LINENO",
+    "BASH_COMMAND", "LINENO", "PIPESTATUS", "HISTCMD", "_", "BASH_SOURCE", "FUNCNAME", "DIRSTACK", "LINES", "COLUMNS", "BASH_REMATCH",
+)  # fmt: skip
+
+
+def shell_state(link: Link) -> dict[str, Any] | None:
+    """The shell's exported variables and a digest of all its state, asked from the shell itself; None when it is busy."""
+    request = commands.exec_request(SHELL_QUERY, no_wait=True)
+    request.timeout = 5
+    try:
+        result = commands.execute(link, request)
+    except WaypointError:
+        return None
+    exported, _, everything = result.stdout.partition(b"\0")
+    digest = blake2b(digest_size=16)
+    for line in everything.splitlines():
+        name = line.split(b"=", 1)[0].split(b" ")[-1].decode(errors="replace")
+        if name not in _VOLATILE and not name.startswith("__wp_"):
+            digest.update(line + b"\n")
+    return {"env": _exported(exported.decode(errors="surrogateescape")), "digest": digest.hexdigest(), "cwd": result.cwd}
+
+
+def _exported(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        words = line.split(" ", 2)
+        if words[0] == "declare" and len(words) == 3:
+            name, _, value = words[2].partition("=")
+        elif words[0] == "export" and len(words) >= 2:
+            name, _, value = line.removeprefix("export ").partition("=")
+        else:
+            continue
+        if name not in _VOLATILE and not name.startswith("__wp_"):
+            found[name] = value.strip("\"'")
+    return found
+
+
+def describe_session(init_pid: int, idmap: int, shell: dict[str, Any] | None) -> dict[str, Any]:
+    """Everything about the processes now, with the shell's own answer beside it. Times are the engine's business."""
+    began = time.perf_counter()
+    found = inspect.describe(init_pid, idmap)
+    found["shell"] = shell
+    found["manifest_ms"] = round((time.perf_counter() - began) * 1000, 3)
+    return found

@@ -1,0 +1,335 @@
+"""A live session and its verbs. Every method may be called from any thread or process: locks are files, state is in rows."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, BinaryIO
+
+from waypoint import bringup, capture, faults
+from waypoint.errors import UsageError, WaypointError, WrongState
+from waypoint.guest import commands, frames
+from waypoint.guest.connection import Connection, connect
+from waypoint.manifest import shell_state
+from waypoint.model import BaseRecord, ExecResult, Process, SessionRecord, SnapshotRecord
+from waypoint.store import locks
+
+if TYPE_CHECKING:
+    from waypoint.engine import Engine
+
+__all__ = ["Session", "check_name"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,62}\Z")
+_AUTO_KEEP = 20
+_FORK_THREADS = 8
+
+
+def check_name(name: str | None) -> str | None:
+    if name is not None and (not _NAME.match(name) or ".." in name):
+        raise UsageError(
+            f"{name!r} cannot be a name: letters, digits and . _ + @ -, beginning with a letter or digit, at most 63, no '..'",
+            name=name,
+        )
+    return name
+
+
+class Session:
+    """A handle. It holds no resources: dropping it does nothing to the session, and any number may exist for one."""
+
+    def __init__(self, engine: Engine, session: str) -> None:
+        self._engine = engine
+        self._store = engine.store
+        self.id = session
+        self.session = session
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id}>"
+
+    @property
+    def record(self) -> SessionRecord:
+        return self._store.db.session(self.id)
+
+    @property
+    def base(self) -> BaseRecord:
+        return self._store.db.base(self.record.base)
+
+    # -- reaching it ------------------------------------------------------------------------------------------------
+
+    def connect(self) -> tuple[Connection, int]:
+        """Waits while a snapshot or restore of this session is under way."""
+        with locks.shared(self._store.paths.session_lock(self.id)):
+            record = self._live(self.record)
+            return connect(Process(record.init_pid, record.init_start), self.id), record.epoch
+
+    def _live(self, record: SessionRecord) -> SessionRecord:
+        record = self._engine.settle(record)
+        if record.state == "paused":
+            raise WrongState(f"session {self.id} is paused; `waypoint resume {self.id}` brings it back", session=self.id)
+        if record.state != "live":
+            raise WrongState(
+                f"session {self.id} is {record.state}: its processes are gone. `waypoint restore {self.id} SNAPSHOT` brings it "
+                f"back to a snapshot, `waypoint rm {self.id}` removes it",
+                session=self.id,
+                state=record.state,
+            )
+        return record
+
+    # -- commands ---------------------------------------------------------------------------------------------------
+
+    def exec(
+        self,
+        command: str | bytes,
+        *,
+        timeout: float | None = None,
+        stdin: bytes | BinaryIO | None = None,
+        on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
+        on_start: Callable[[int], None] | None = None,
+        user: str | None = None,
+        wait: bool = True,
+        merge: bool = False,
+        limit: int = commands.DEFAULT_LIMIT,
+        log: BinaryIO | None = None,
+    ) -> ExecResult:
+        """Evaluate `command` in the persistent shell; with `user`, in a shell of that user's at the same place.
+
+        Raises ExecTimeout (with the partial result), Busy (only if `wait` is false), WrongState, SessionDead.
+        """
+        record = self.record
+        if record.spec.auto_snapshot and user is None:
+            self._auto_snapshot()
+        if user is not None:
+            cwd = self.state().get("cwd", "") or record.spec.start.workdir
+            shell = record.spec.shell
+            request = self._run_request([shell, "-c", command], user=user, cwd=cwd, stdin=stdin, merge=merge)
+        else:
+            request = commands.exec_request(command, stdin=stdin, no_wait=not wait, merge=merge)
+        request.timeout, request.limit, request.log = timeout, limit, log
+        request.on_stdout, request.on_stderr, request.on_start = on_stdout, on_stderr, on_start
+        return commands.execute(self, request)
+
+    def run(
+        self,
+        argv: Sequence[str | bytes],
+        *,
+        timeout: float | None = None,
+        stdin: bytes | BinaryIO | None = None,
+        user: str = "",
+        cwd: str = "",
+        env: Sequence[tuple[str, str]] = (),
+        on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
+        on_start: Callable[[int], None] | None = None,
+        merge: bool = False,
+        limit: int = commands.DEFAULT_LIMIT,
+        log: BinaryIO | None = None,
+    ) -> ExecResult:
+        """One program of its own, not through the shell; any number at once."""
+        request = self._run_request(argv, user=user, cwd=cwd, env=env, stdin=stdin, merge=merge)
+        request.timeout, request.limit, request.log = timeout, limit, log
+        request.on_stdout, request.on_stderr, request.on_start = on_stdout, on_stderr, on_start
+        return commands.execute(self, request)
+
+    def _run_request(
+        self,
+        argv: Sequence[str | bytes],
+        *,
+        user: str,
+        cwd: str,
+        stdin: bytes | BinaryIO | None,
+        merge: bool,
+        env: Sequence[tuple[str, str]] = (),
+    ) -> commands.Request:
+        spec = self.record.spec
+        variables = dict(self._engine.environment(spec)) | dict(env)
+        user = user or spec.start.user
+        workdir = "" if spec.start.workdir == "~" else spec.start.workdir
+        return commands.run_request(
+            argv, env=list(variables.items()), user=user, cwd=cwd or workdir, stdin=stdin, merge=merge
+        )
+
+    def wait(self, command_id: int | None = None, *, timeout: float | None = None) -> ExecResult:
+        """The outcome of a command that somebody started, by default of the one in the shell now.
+
+        A fork of a session that was in the middle of a command goes on with it: here is its exit code.
+        """
+        if command_id is None:
+            state = self.state()
+            command_id = int(state["current"]) or int(state["next"]) - 1
+            if command_id <= 0:
+                raise WrongState(f"session {self.id} has run no command yet", session=self.id)
+        request = commands.Request(b"", b"", timeout=timeout)
+        return commands.follow(self, command_id, request)
+
+    def signal(self, number: int, command_id: int | None = None) -> None:
+        """Send a signal to the foreground job of the running command (or to the `run` program with that id)."""
+        target = command_id if command_id is not None else int(self.state()["current"])
+        if target:
+            commands.tell(self, frames.SIGNAL, target, bytes([number]))
+
+    def state(self) -> dict[str, str]:
+        """What init says: shell_pid, state (idle, busy, prompt, starting), current, cwd, ..."""
+        connection, _ = self.connect()
+        with connection:
+            connection.send(frames.HELLO)
+            frame = connection.receive(time.monotonic() + 10)
+        if frame is None:
+            return self.state()
+        return dict(line.partition("=")[::2] for line in frame.payload.decode(errors="surrogateescape").splitlines())
+
+    def background_output(self) -> bytes:
+        """What jobs printed after the command that started them had returned (the last 256 KiB)."""
+        connection, _ = self.connect()
+        with connection:
+            connection.send(frames.BACKGROUND)
+            frame = connection.receive(time.monotonic() + 10)
+        return b"" if frame is None else frame.payload
+
+    # -- snapshots --------------------------------------------------------------------------------------------------
+
+    def snapshot(self, name: str | None = None) -> SnapshotRecord:
+        """Save everything. The session runs on; a command in flight goes on here and in every fork."""
+        check_name(name)
+        began, created = time.perf_counter(), time.time()
+        with self._store.operation():
+            record = self._live(self.record)
+            if name is not None and self._store.db.has_snapshot_name(record.tree, name):
+                raise UsageError(f"this tree has a snapshot named {name} already", name=name)
+            shell = shell_state(self)
+            with locks.exclusive(self._store.paths.session_lock(self.id)):
+                record = self._live(self.record)
+                base = self._store.db.base(record.base)
+                taken = capture.take(
+                    self._store, base, record, new_id("p"), name=name, shell=shell, began=began, created=created
+                )
+        return taken.record
+
+    def _auto_snapshot(self) -> None:
+        taken = self.snapshot()
+        self._store.db.update_session(self.id, undo=taken.id)
+        self._engine.prune_automatic(self.id, _AUTO_KEEP)
+
+    def undo(self) -> SnapshotRecord:
+        """Back to before the last exec; again, and it goes one further back."""
+        record = self.record
+        if not record.spec.auto_snapshot:
+            raise WrongState(f"session {self.id} was not started with --auto-snapshot: there is nothing to undo to", session=self.id)
+        if record.undo is None:
+            raise WrongState(f"session {self.id}: no command to undo", session=self.id)
+        target = self._store.db.snapshot(record.undo)
+        self.restore(target.id)
+        self._store.db.update_session(self.id, undo=target.parent)
+        return target
+
+    def restore(self, snapshot: str) -> SnapshotRecord:
+        """This session becomes what the snapshot saved. If that fails, it goes on as it was."""
+        with self._store.operation(), locks.exclusive(self._store.paths.session_lock(self.id)):
+            record = self._engine.settle(self.record)
+            target = self._store.db.snapshot(snapshot, record.tree)
+            base = self._store.db.base(target.base)
+            spec = replace(target.spec, auto_snapshot=record.spec.auto_snapshot)
+            live = self._engine.bring_up(base, target, spec, self.id)
+            faults.point("restore-up")
+            self._take_place(record, target, live)
+        return target
+
+    def _take_place(self, record: SessionRecord, target: SnapshotRecord, live: bringup.Live) -> None:
+        """The new incarnation has answered: from this commit on it is the session, and the old one is ended."""
+        self._store.db.update_session(
+            self.id,
+            state="live",
+            init_pid=live.init.pid,
+            init_start=live.init.start,
+            upper=live.upper,
+            layers=live.layers,
+            boot=self._engine.boot,
+            snapshot=target.id if not target.pinned else record.snapshot,
+            tree=target.tree,
+            base=target.base,
+            epoch=record.epoch + 1,
+            pause=None,
+        )
+        faults.point("restore-committed")
+        self._engine.end_incarnation(record)
+        faults.point("restore-retired")
+
+    def fork(self, n: int = 1, *, from_snapshot: str | None = None, names: Sequence[str] | None = None) -> list[Session]:
+        """`n` new live sessions, from a snapshot or from a new one of this session. All or none."""
+        if n < 1 or n > 10_000:
+            raise UsageError(f"cannot fork {n} sessions; give a number from 1 to 10000")
+        record = self.record
+        target = (
+            self._store.db.snapshot(from_snapshot, record.tree)
+            if from_snapshot is not None
+            else (self._paused_at(record) or self.snapshot())
+        )
+        return self._engine.fork(target, n, names)
+
+    def _paused_at(self, record: SessionRecord) -> SnapshotRecord | None:
+        return self._store.db.snapshot(record.pause) if record.state == "paused" and record.pause else None
+
+    def pause(self) -> SnapshotRecord:
+        """Save everything and release all processes and memory."""
+        began, created = time.perf_counter(), time.time()
+        with self._store.operation():
+            shell = shell_state(self)
+            with locks.exclusive(self._store.paths.session_lock(self.id)):
+                record = self._live(self.record)
+                base = self._store.db.base(record.base)
+                taken = capture.take(
+                    self._store, base, record, new_id("p"),
+                    name=None, shell=shell, began=began, created=created, end_session=True,
+                )  # fmt: skip
+                faults.point("pause-committed")
+                self._engine.sync()
+        return taken.record
+
+    def resume(self) -> None:
+        """Bring a paused session back where it was."""
+        with self._store.operation(), locks.exclusive(self._store.paths.session_lock(self.id)):
+            record = self._engine.settle(self.record)
+            if record.state == "live":
+                return
+            if record.pause is None:
+                raise WrongState(f"session {self.id} is {record.state}, not paused", session=self.id)
+            target = self._store.db.snapshot(record.pause)
+            base = self._store.db.base(target.base)
+            live = self._engine.bring_up(base, target, record.spec, self.id)
+            faults.point("resume-up")
+            self._take_place(record, target, live)
+            faults.point("resume-committed")
+            if target.pinned:
+                self._engine.drop_snapshots([target.id])
+
+    def remove(self) -> None:
+        """End the session and drop its private files. Its snapshots stay."""
+        with self._store.operation(), locks.exclusive(self._store.paths.session_lock(self.id)):
+            record = self.record
+            self._store.db.remove_session(self.id)
+            self._engine.end_incarnation(record)
+            if record.pause is not None and self._store.db.snapshot(record.pause).pinned:
+                self._engine.drop_snapshots([record.pause])
+        self._engine.forget_session_directory(self.id)
+
+
+def new_id(kind: str) -> str:
+    return kind + secrets.token_hex(4)
+
+
+def fork_threads(n: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(n, _FORK_THREADS), thread_name_prefix="fork")
+
+
+def each(sessions: Sequence[Session], work: Callable[[Session], None]) -> list[WaypointError]:
+    """Apply `work` to every session, however many fail."""
+    failures = []
+    for session in sessions:
+        try:
+            work(session)
+        except WaypointError as error:
+            failures.append(error)
+    return failures

@@ -1,0 +1,363 @@
+"""The tree in SQLite. A snapshot, session or base exists when its row commits; what no row names is garbage.
+
+Only this module knows SQL. Rows are the model's dataclasses; their nested parts are JSON columns.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from waypoint.errors import Ambiguous, DiskFull, Exists, NotFound, StoreError
+from waypoint.model import BaseRecord, Capture, Limits, SessionRecord, SnapshotRecord, Spec, StartState
+
+__all__ = ["FORMAT_VERSION", "Database"]
+
+FORMAT_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE bases (
+  id TEXT PRIMARY KEY, kind TEXT NOT NULL, source TEXT NOT NULL, layers TEXT NOT NULL, start TEXT NOT NULL,
+  digest TEXT NOT NULL, flat INTEGER NOT NULL, notes TEXT NOT NULL, name TEXT UNIQUE) STRICT;
+CREATE TABLE layers (id INTEGER PRIMARY KEY AUTOINCREMENT, purpose TEXT NOT NULL) STRICT;
+CREATE TABLE snapshots (
+  id TEXT PRIMARY KEY, name TEXT, parent TEXT REFERENCES snapshots(id), tree TEXT NOT NULL, session TEXT NOT NULL,
+  base TEXT NOT NULL REFERENCES bases(id), spec TEXT NOT NULL, layers TEXT NOT NULL, full INTEGER NOT NULL,
+  created REAL NOT NULL, duration_ms REAL NOT NULL, paused_ms REAL NOT NULL, files_bytes INTEGER NOT NULL,
+  memory_bytes INTEGER NOT NULL, capture TEXT NOT NULL, manifest TEXT NOT NULL, pinned INTEGER NOT NULL) STRICT;
+CREATE UNIQUE INDEX snapshot_names ON snapshots(tree, name) WHERE name IS NOT NULL;
+CREATE TABLE sessions (
+  id TEXT PRIMARY KEY, name TEXT UNIQUE, state TEXT NOT NULL, tree TEXT NOT NULL, base TEXT NOT NULL REFERENCES bases(id),
+  spec TEXT NOT NULL, snapshot TEXT REFERENCES snapshots(id), layers TEXT NOT NULL, upper INTEGER, init_pid INTEGER NOT NULL,
+  init_start INTEGER NOT NULL, boot TEXT NOT NULL, created REAL NOT NULL, epoch INTEGER NOT NULL, undo TEXT, pause TEXT REFERENCES snapshots(id)) STRICT;
+"""
+
+_SNAPSHOT_COLUMNS = (
+    "id name parent tree session base spec layers full created duration_ms paused_ms "
+    "files_bytes memory_bytes capture manifest pinned"
+).split()
+_SESSION_COLUMNS = (
+    "id name state tree base spec snapshot layers upper init_pid init_start boot created epoch undo pause"
+).split()
+
+
+class Database:
+    """One connection per thread; write transactions are immediate, so writers queue instead of failing half-way."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._local = threading.local()
+        self._create_or_check()
+
+    # -- connections ------------------------------------------------------------------------------------------------
+
+    def _connection(self) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = sqlite3.connect(self._path, timeout=30, isolation_level=None)
+            connection.row_factory = sqlite3.Row
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute("PRAGMA foreign_keys=ON")
+            self._local.connection = connection
+        return connection
+
+    def close(self) -> None:
+        """Closes the calling thread's connection."""
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is not None:
+            connection.close()
+            self._local.connection = None
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        connection = self._connection()
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            if "full" in str(error):
+                raise DiskFull(f"the store's disk is full; nothing was changed: {error}") from error
+            raise StoreError(f"the store's database refuses: {error}") from error
+
+    def _create_or_check(self) -> None:
+        try:
+            with self.write() as connection:
+                if connection.execute("SELECT 1 FROM sqlite_master WHERE name='meta'").fetchone() is None:
+                    for statement in _SCHEMA.split(";"):
+                        connection.execute(statement)
+                    connection.execute("INSERT INTO meta VALUES ('format', ?)", (str(FORMAT_VERSION),))
+                    connection.execute("INSERT INTO meta VALUES ('id', lower(hex(randomblob(4))))")
+        except sqlite3.DatabaseError as error:
+            raise StoreError(f"{self._path} is not a Waypoint store: {error}") from error
+        version = self.meta("format")
+        if version != str(FORMAT_VERSION):
+            raise StoreError(
+                f"{self._path.parent} has store format {version}; this version of Waypoint knows {FORMAT_VERSION} only. "
+                "Use the version that wrote it, or another WAYPOINT_HOME",
+                format=version,
+            )
+
+    def meta(self, key: str) -> str | None:
+        row = self._connection().execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_meta(self, key: str, value: str) -> None:
+        with self.write() as connection:
+            connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    # -- layers -----------------------------------------------------------------------------------------------------
+
+    def new_layer(self, purpose: str) -> int:
+        with self.write() as connection:
+            cursor = connection.execute("INSERT INTO layers(purpose) VALUES (?)", (purpose,))
+            assert cursor.lastrowid is not None
+            return cursor.lastrowid
+
+    def forget_layers(self, layers: list[int]) -> None:
+        with self.write() as connection:
+            connection.executemany("DELETE FROM layers WHERE id=?", [(layer,) for layer in layers])
+
+    def name_layer(self, layer: int, purpose: str) -> None:
+        """From now on the layer is found by its purpose, and kept."""
+        with self.write() as connection:
+            connection.execute("UPDATE layers SET purpose=? WHERE id=?", (purpose, layer))
+
+    def find_layer(self, purpose: str) -> int | None:
+        row = self._connection().execute("SELECT id FROM layers WHERE purpose=?", (purpose,)).fetchone()
+        return None if row is None else int(row[0])
+
+    def layers(self) -> list[int]:
+        return [int(row[0]) for row in self._connection().execute("SELECT id FROM layers")]
+
+    def layers_in_use(self) -> set[int]:
+        rows = self._connection().execute("SELECT id FROM layers WHERE purpose GLOB 'guest*:*'")
+        used = {int(row[0]) for row in rows}
+        for row in self._connection().execute("SELECT layers, upper FROM sessions"):
+            used |= set(json.loads(row["layers"]))
+            if row["upper"] is not None:
+                used.add(row["upper"])
+        for row in self._connection().execute("SELECT layers FROM snapshots"):
+            used |= set(json.loads(row["layers"]))
+        return used
+
+    # -- bases ------------------------------------------------------------------------------------------------------
+
+    def add_base(self, base: BaseRecord, name: str | None = None) -> None:
+        with self.write() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO bases VALUES (?,?,?,?,?,?,?,?,?)",
+                (
+                    base.id, base.kind, base.source, json.dumps(base.layers), json.dumps(asdict(base.start)), base.digest,
+                    int(base.flat), json.dumps(base.notes), name,
+                ),
+            )  # fmt: skip
+
+    def base(self, base: str) -> BaseRecord:
+        row = self._connection().execute("SELECT * FROM bases WHERE id=? OR name=?", (base, base)).fetchone()
+        if row is None:
+            raise NotFound(f"no base {base}", base=base)
+        return _base(row)
+
+    def bases(self) -> list[BaseRecord]:
+        return [_base(row) for row in self._connection().execute("SELECT * FROM bases")]
+
+    def bases_in_use(self) -> set[str]:
+        rows = self._connection().execute("SELECT base FROM sessions UNION SELECT base FROM snapshots")
+        return {str(row[0]) for row in rows}
+
+    def remove_base(self, base: str) -> None:
+        with self.write() as connection:
+            connection.execute("DELETE FROM bases WHERE id=?", (base,))
+
+    # -- sessions ---------------------------------------------------------------------------------------------------
+
+    def add_session(self, record: SessionRecord) -> None:
+        marks = ",".join("?" * len(_SESSION_COLUMNS))
+        try:
+            with self.write() as connection:
+                connection.execute(f"INSERT INTO sessions VALUES ({marks})", _session_row(record))
+        except sqlite3.IntegrityError as error:
+            raise Exists(f"a session named {record.name} exists already", name=record.name) from error
+
+    def update_session(self, session: str, **columns: Any) -> None:
+        if "layers" in columns:
+            columns["layers"] = json.dumps(columns["layers"])
+        sets = ",".join(f"{name}=?" for name in columns)
+        try:
+            with self.write() as connection:
+                done = connection.execute(f"UPDATE sessions SET {sets} WHERE id=?", (*columns.values(), session))
+                if done.rowcount == 0:
+                    raise NotFound(f"no session {session}", session=session)
+        except sqlite3.IntegrityError as error:
+            raise Exists(f"a session named {columns.get('name')} exists already", name=columns.get("name")) from error
+
+    def update_spec(self, session: str, spec: Spec) -> None:
+        self.update_session(session, spec=json.dumps(asdict(spec)))
+
+    def remove_session(self, session: str) -> None:
+        with self.write() as connection:
+            connection.execute("DELETE FROM sessions WHERE id=?", (session,))
+
+    def sessions(self) -> list[SessionRecord]:
+        return [_session(row) for row in self._connection().execute("SELECT * FROM sessions ORDER BY created, id")]
+
+    def session(self, key: str) -> SessionRecord:
+        """By id, name or unique prefix of an id."""
+        rows = self._find("sessions", key, None)
+        if not rows:
+            raise NotFound(f"no session {key}; `waypoint ls` lists them", session=key)
+        return _session(rows[0])
+
+    # -- snapshots --------------------------------------------------------------------------------------------------
+
+    def add_snapshot(self, record: SnapshotRecord, session_update: dict[str, Any] | None = None) -> None:
+        """The snapshot's row and what it changes in its session, in one transaction."""
+        marks = ",".join("?" * len(_SNAPSHOT_COLUMNS))
+        try:
+            with self.write() as connection:
+                connection.execute(f"INSERT INTO snapshots VALUES ({marks})", _snapshot_row(record))
+                if session_update:
+                    values = dict(session_update)
+                    if "layers" in values:
+                        values["layers"] = json.dumps(values["layers"])
+                    sets = ",".join(f"{name}=?" for name in values)
+                    connection.execute(f"UPDATE sessions SET {sets} WHERE id=?", (*values.values(), record.session))
+        except sqlite3.IntegrityError as error:
+            raise Exists(f"this tree has a snapshot named {record.name} already", name=record.name) from error
+
+    def update_snapshot(self, snapshot: str, **columns: Any) -> None:
+        for name in ("layers", "manifest"):
+            if name in columns:
+                columns[name] = json.dumps(columns[name])
+        sets = ",".join(f"{name}=?" for name in columns)
+        try:
+            with self.write() as connection:
+                connection.execute(f"UPDATE snapshots SET {sets} WHERE id=?", (*columns.values(), snapshot))
+        except sqlite3.IntegrityError as error:
+            raise Exists(f"this tree has a snapshot named {columns.get('name')} already") from error
+
+    def snapshot(self, key: str, tree: str | None = None) -> SnapshotRecord:
+        """By id, name (within `tree` first) or unique prefix of an id."""
+        rows = self._find("snapshots", key, tree)
+        if not rows:
+            raise NotFound(f"no snapshot {key}; `waypoint tree` lists them", snapshot=key)
+        return _snapshot(rows[0])
+
+    def has_snapshot_name(self, tree: str, name: str) -> bool:
+        query = "SELECT 1 FROM snapshots WHERE tree=? AND name=?"
+        return self._connection().execute(query, (tree, name)).fetchone() is not None
+
+    def snapshots(self, tree: str | None = None) -> list[SnapshotRecord]:
+        where, values = ("", ()) if tree is None else (" WHERE tree=?", (tree,))
+        rows = self._connection().execute(f"SELECT * FROM snapshots{where} ORDER BY created, id", values)
+        return [_snapshot(row) for row in rows]
+
+    def reparent(self, snapshot: str, parent: str | None) -> None:
+        """Children of `snapshot` become children of `parent`: a snapshot's layers and image need no ancestor."""
+        with self.write() as connection:
+            connection.execute("UPDATE snapshots SET parent=? WHERE parent=?", (parent, snapshot))
+
+    def remove_snapshots(self, snapshots: list[str]) -> None:
+        """Children first; sessions that grew out of one of them keep running with no parent."""
+        with self.write() as connection:
+            for snapshot in snapshots:
+                connection.execute("UPDATE sessions SET snapshot=NULL WHERE snapshot=?", (snapshot,))
+                connection.execute("UPDATE sessions SET undo=NULL WHERE undo=?", (snapshot,))
+                connection.execute("DELETE FROM snapshots WHERE id=?", (snapshot,))
+
+    def _find(self, table: str, key: str, tree: str | None) -> list[sqlite3.Row]:
+        execute = self._connection().execute
+        row = execute(f"SELECT * FROM {table} WHERE id=?", (key,)).fetchone()
+        if row is not None:
+            return [row]
+        rows = execute(f"SELECT * FROM {table} WHERE name=?", (key,)).fetchall()
+        if tree is not None and any(row["tree"] == tree for row in rows):
+            rows = [row for row in rows if row["tree"] == tree]
+        if not rows and key.isalnum():
+            rows = execute(f"SELECT * FROM {table} WHERE id GLOB ?", (f"{key}*",)).fetchall()
+        if len(rows) > 1:
+            found = ", ".join(row["id"] for row in rows[:5])
+            raise Ambiguous(f"{key} fits {len(rows)} {table}: {found}; give more of the id", key=key)
+        return rows
+
+
+# -- rows <-> records -------------------------------------------------------------------------------------------------
+
+
+def _spec(text: str) -> Spec:
+    read = json.loads(text)
+    read["limits"] = Limits(**read["limits"])
+    read["start"] = _start(read["start"])
+    return Spec(**read)
+
+
+def _start(read: dict[str, Any]) -> StartState:
+    return StartState(
+        env=tuple((key, value) for key, value in read["env"]),
+        workdir=read["workdir"],
+        user=read["user"],
+        argv=tuple(read["argv"]),
+    )
+
+
+def _base(row: sqlite3.Row) -> BaseRecord:
+    return BaseRecord(
+        id=row["id"],
+        kind=row["kind"],
+        source=row["source"],
+        layers=tuple(json.loads(row["layers"])),
+        start=_start(json.loads(row["start"])),
+        digest=row["digest"],
+        flat=bool(row["flat"]),
+        notes=tuple(json.loads(row["notes"])),
+    )
+
+
+def _session_row(record: SessionRecord) -> list[Any]:
+    values = {name: getattr(record, name) for name in _SESSION_COLUMNS}
+    values["spec"] = json.dumps(asdict(record.spec))
+    values["layers"] = json.dumps(record.layers)
+    return list(values.values())
+
+
+def _session(row: sqlite3.Row) -> SessionRecord:
+    values = dict(row)
+    values["spec"] = _spec(values["spec"])
+    values["layers"] = tuple(json.loads(values["layers"]))
+    return SessionRecord(**values)
+
+
+def _snapshot_row(record: SnapshotRecord) -> list[Any]:
+    values = {name: getattr(record, name) for name in _SNAPSHOT_COLUMNS}
+    values["spec"] = json.dumps(asdict(record.spec))
+    values["layers"] = json.dumps(record.layers)
+    values["capture"] = json.dumps(asdict(record.capture))
+    values["manifest"] = json.dumps(record.manifest)
+    values["full"] = int(record.full)
+    values["pinned"] = int(record.pinned)
+    return list(values.values())
+
+
+def _snapshot(row: sqlite3.Row) -> SnapshotRecord:
+    values = dict(row)
+    values["spec"] = _spec(values["spec"])
+    values["layers"] = tuple(json.loads(values["layers"]))
+    capture = json.loads(values["capture"])
+    values["capture"] = Capture(tuple(capture["captured"]), tuple(capture["not_captured"]))
+    values["manifest"] = json.loads(values["manifest"])
+    values["full"] = bool(values["full"])
+    values["pinned"] = bool(values["pinned"])
+    return SnapshotRecord(**values)

@@ -1,0 +1,51 @@
+"""File locks: they work between threads and processes alike, and the kernel drops them when their holder dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from waypoint.errors import Busy
+
+__all__ = ["exclusive", "shared"]
+
+
+@contextmanager
+def shared(path: Path, *, timeout: float | None = None) -> Iterator[None]:
+    with _held(path, fcntl.LOCK_SH, timeout):
+        yield
+
+
+@contextmanager
+def exclusive(path: Path, *, timeout: float | None = None) -> Iterator[None]:
+    with _held(path, fcntl.LOCK_EX, timeout):
+        yield
+
+
+@contextmanager
+def _held(path: Path, kind: int, timeout: float | None) -> Iterator[None]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if timeout is None:
+            fcntl.flock(fd, kind)
+        else:
+            _poll(fd, kind, timeout, path)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _poll(fd: int, kind: int, timeout: float, path: Path) -> None:
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline:
+                raise Busy(f"{path.name} is in use by another operation; try again when it has ended") from error
+            time.sleep(0.005)

@@ -1,0 +1,76 @@
+"""Every path of a store, named once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Paths"]
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    home: Path
+
+    @property
+    def database(self) -> Path:
+        return self.home / "store.db"
+
+    @property
+    def gate(self) -> Path:
+        """Held shared by every operation in flight, exclusively by gc: what no row names yet is not garbage then."""
+        return self.home / "gate"
+
+    @property
+    def layers(self) -> Path:
+        """Short names, since overlay option strings are made of them."""
+        return self.home / "l"
+
+    @property
+    def stage(self) -> Path:
+        """Where the launcher mounts a session's root, in its private mount namespace: always empty on the host."""
+        return self.home / "m"
+
+    @property
+    def bases(self) -> Path:
+        return self.home / "b"
+
+    def base(self, base: str) -> Path:
+        return self.bases / base
+
+    @property
+    def builder(self) -> Path:
+        """The image builder's own storage."""
+        return self.home / "builder"
+
+    def layer(self, layer: int) -> Path:
+        return self.layers / str(layer)
+
+    def upper(self, layer: int) -> Path:
+        return self.layers / str(layer) / "d"
+
+    def work(self, layer: int) -> Path:
+        return self.layers / str(layer) / "w"
+
+    @property
+    def images(self) -> Path:
+        return self.home / "i"
+
+    def image(self, snapshot: str) -> Path:
+        return self.images / snapshot
+
+    @property
+    def sessions(self) -> Path:
+        return self.home / "s"
+
+    def session(self, session: str) -> Path:
+        return self.sessions / session
+
+    def session_lock(self, session: str) -> Path:
+        return self.session(session) / "lock"
+
+    def make(self) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.home.chmod(0o700)
+        for directory in (self.layers, self.stage, self.bases, self.images, self.sessions):
+            directory.mkdir(exist_ok=True)
