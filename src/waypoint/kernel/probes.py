@@ -27,6 +27,7 @@ from waypoint.kernel import probe_calls, tools
 __all__ = ["Feature", "Probe", "in_child", "mapped_child", "poll_until", "probe_all"]
 
 _DEADLINE_S = 60.0
+_GRACE_S = 5.0
 _NO_USER_NAMESPACE = "sysctl -w user.max_user_namespaces=15000; in a container: docker run --privileged"
 
 Attempt = Callable[[Path], str]
@@ -85,9 +86,7 @@ def in_child(attempt: Attempt, where: Path, *, pid_namespace: bool = False, time
         said = _read_until(reader, time.monotonic() + timeout)
     finally:
         os.close(reader)
-        # Its PID namespace, if it has one, dies with it; its mounts go with the last process that holds them.
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        _end(child)
     try:
         outcome = json.loads(said)
     except ValueError:
@@ -139,6 +138,7 @@ def _child(attempt: Attempt, where: Path, pid_namespace: bool, writer: int) -> N
     """Never returns into the caller's stack, whatever happens: there are two of us now."""
     code = 1
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         private = _private_mounts()
         if private and pid_namespace:
@@ -146,8 +146,10 @@ def _child(attempt: Attempt, where: Path, pid_namespace: bool, writer: int) -> N
             inner = os.fork()
             if inner:
                 os.close(writer)
-                os._exit(os.waitpid(inner, 0)[1])
-            # Killed with its parent: the deadline kills the parent, and with PID 1 the kernel ends the whole namespace.
+                # With PID 1 the kernel ends the whole namespace; it is reaped here, and not left to the host's init.
+                signal.signal(signal.SIGTERM, lambda *_: os.kill(inner, signal.SIGKILL))
+                os.waitpid(inner, 0)
+                os._exit(0)
             probe_calls.die_with_parent()
             probe_calls.mount("proc", "/proc", "proc", 0)
         outcome = {"failed": False, "text": attempt(where), "fix": ""}
@@ -163,6 +165,18 @@ def _child(attempt: Attempt, where: Path, pid_namespace: bool, writer: int) -> N
         os.write(writer, json.dumps(outcome).encode())
     finally:
         os._exit(code)
+
+
+def _end(child: int) -> None:
+    """Its PID namespace, if it has one, goes with it, and its mounts with the last process that holds them."""
+    os.kill(child, signal.SIGTERM)
+    ended = os.pidfd_open(child)
+    try:
+        if not select.select([ended], [], [], _GRACE_S)[0]:
+            os.kill(child, signal.SIGKILL)
+    finally:
+        os.close(ended)
+    os.waitpid(child, 0)
 
 
 def _private_mounts() -> bool:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from waypoint.errors import HostUnsupported, KernelError
+from waypoint.errors import KernelError
 from waypoint.kernel import cgroups, probe_calls
+from waypoint.kernel.buildah import FIX, Storage
+from waypoint.kernel.buildah_probe import isolation_of
 from waypoint.kernel.nat_probe import probe_nat
 from waypoint.kernel.probes import Probe
-from waypoint.kernel.programs import run_program
 from waypoint.model import Limits
 
 __all__ = ["PROBES"]
@@ -114,36 +114,20 @@ def _nat(_: Path) -> str:
 
 
 def _buildah(where: Path) -> str:
-    """Make a container in a storage of its own, put a program in, and run it as a Dockerfile's RUN line would be."""
-    if shutil.which("buildah") is None:
-        raise HostUnsupported("buildah is not installed", fix=_BUILDAH)
-    # Its lock files go to /run and its cache to /var/lib/containers: both are ours alone in this mount namespace.
-    for private in ("/run", "/var/lib/containers", "/var/tmp"):
-        if Path(private).is_dir() and not where.is_relative_to(private):
-            probe_calls.mount("tmpfs", private, "tmpfs", 0)
-    storage = ["--root", str(where / "root"), "--runroot", str(where / "runroot"), "--storage-driver", "overlay"]
-    base = ["buildah", *storage]
-    name = run_program([*base, "from", "scratch"], timeout=60).check("buildah from scratch").text
-    mounted = Path(run_program([*base, "mount", name], timeout=60).check("buildah mount").text)
-    busybox = Path(shutil.which("busybox") or "/nonexistent")
-    if not busybox.exists() or b"/ld-linux" in busybox.read_bytes():
-        return "containers can be made; RUN lines were not tried, for want of a static busybox"
-    shutil.copy(busybox, mounted / "busybox")
-    options = ["--runtime", "runc", "--network", "none"]
-    ran = run_program([*base, "run", *options, name, "/busybox", "echo", "ran"], timeout=60)
-    if ran.check("buildah run").text != "ran":
-        raise KernelError(f"buildah ran a program, which did not answer: {ran.tail()}")
-    return "RUN lines can be run, on overlay storage"
+    """Build a Dockerfile with a RUN line, in a storage that is thrown away."""
+    storage = Storage(where / "builder")
+    storage.create()
+    isolation = isolation_of(storage)
+    return f"a Dockerfile's RUN lines work, isolated by {isolation.runtime or isolation.kind}"
 
 
 _CGROUPS = "mount the controller: see `man 7 cgroups`, or boot with cgroup_enable=memory"
 _NFTABLES = "apt-get install --no-install-recommends nftables"
-_BUILDAH = "apt-get install --no-install-recommends buildah runc"
 
 PROBES = (
     Probe("cgroup-memory", _memory_limit, _CGROUPS, required=False),
     Probe("cgroup-cpu", _cpu_limit, _CGROUPS, required=False),
     Probe("cgroup-pids", _pids_limit, _CGROUPS, required=False),
     Probe("network-nat", _nat, _NFTABLES, required=False),
-    Probe("buildah", _buildah, _BUILDAH, required=False, pid_namespace=True),
+    Probe("buildah", _buildah, FIX, required=False, pid_namespace=True),
 )
