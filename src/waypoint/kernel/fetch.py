@@ -110,7 +110,7 @@ def _fetch_into(where: Path, staging: Path, progress: Progress) -> tools.Criu:
         if some_came:
             break
     raise HostUnsupported(
-        "no working CRIU could be fetched:\n" + "\n".join(f"{source}: {why}" for source, why in refusals.items()),
+        "no working CRIU could be fetched:\n" + "\n".join(f"- {source}: {why}" for source, why in refusals.items()),
         fix="check the network and the proxy settings of apt, then run `waypoint setup` again",
         feature="criu",
     )
@@ -212,10 +212,19 @@ def _download(root: Path, mirror: str, suites: tuple[str, ...], keyring: Path, p
     lines = [f"deb [target=Packages signed-by={keyring}] {mirror} {suite} main\n" for suite in suites]
     apt = _PrivateApt(root, "".join(lines))
     apt.prepare()
-    apt.get(*_STRICT_UPDATE, timeout=_UPDATE_TIMEOUT_S).check(f"reading the index of Debian {suites[0]}")
+    _must(apt.get(*_STRICT_UPDATE, timeout=_UPDATE_TIMEOUT_S), f"reading the index of Debian {suites[0]}")
     arguments = ("install", "--download-only", "--no-install-recommends", "-t", suites[0], package)
-    apt.get(*arguments, timeout=_DOWNLOAD_TIMEOUT_S).check(f"downloading {package} from Debian {suites[0]}")
+    _must(apt.get(*arguments, timeout=_DOWNLOAD_TIMEOUT_S), f"downloading {package} from Debian {suites[0]}")
     return sorted((root / "cache/archives").glob("*.deb"))
+
+
+def _must(done: Finished, what: str) -> None:
+    """KernelError with the lines in which apt says what is wrong, and not with its whole report."""
+    if done.exit_code == 0:
+        return
+    lines = done.stderr.decode(errors="replace").splitlines()
+    wrong = [line for line in lines if line.startswith(("E: ", "W: GPG error"))]
+    raise KernelError(f"{what}: " + ("; ".join(wrong) or done.tail()), argv=list(done.argv))
 
 
 def mirrors() -> list[str]:
@@ -260,7 +269,7 @@ def _newer_keyring(root: Path, mirror: str, keys: Path, progress: Progress) -> P
 
 def _unpack_keyring(apt: _PrivateApt) -> Path:
     package = "debian-archive-keyring"
-    apt.get("download", package, timeout=_DOWNLOAD_TIMEOUT_S).check(f"downloading {package}")
+    _must(apt.get("download", package, timeout=_DOWNLOAD_TIMEOUT_S), f"downloading {package}")
     deb = next(apt.root.glob(f"{package}_*.deb"))
     unpacked = apt.root / "keyring"
     run_program(["dpkg-deb", "-x", str(deb), str(unpacked)], timeout=60).check(f"unpacking {deb.name}")
