@@ -37,7 +37,7 @@ home=$1
 shift
 for directory in /run/containers /var/lib/containers; do
     mkdir -p "$directory"
-    mount -t tmpfs -o mode=700 tmpfs "$directory"
+    mount -n -t tmpfs -o mode=700 tmpfs "$directory"
 done
 unset STORAGE_DRIVER STORAGE_OPTS BUILDAH_ISOLATION BUILDAH_LAYERS BUILDAH_FORMAT BUILDAH_RUNTIME
 export TMPDIR="$home/t" CONTAINERS_STORAGE_CONF="$home/storage.conf"
@@ -141,7 +141,7 @@ class Storage:
         id_file = self.scratch / "iid"
         id_file.unlink(missing_ok=True)
         arguments = (
-            *("bud", *isolation.arguments(), "--layers", "--force-rm", "--pull=false", "--format", "docker"),
+            *("bud", *isolation.arguments(), "--layers", "--force-rm", "--pull=missing", "--format", "docker"),
             # The host's network: a bridge would have to be set up on the host and could stay behind.
             *("--network", "host", "--cgroup-parent", f"/{self._cgroup}"),
             *("--iidfile", str(id_file), "--file", str(dockerfile), *extra, str(directory)),

@@ -48,21 +48,21 @@ _JAIL = """
 set -e
 jail=$1 out=$2
 shift 2
-mount -t tmpfs -o mode=755,size=1m tmpfs "$jail"
+mount -n -t tmpfs -o mode=755,size=1m tmpfs "$jail"
 for name in usr bin sbin lib lib32 lib64 libx32; do
     if [ -L "/$name" ]; then
         cp -P "/$name" "$jail/$name"
     elif [ -d "/$name" ]; then
         mkdir "$jail/$name"
-        mount --bind "/$name" "$jail/$name"
-        mount -o remount,bind,ro "$jail/$name"
+        mount -n --bind "/$name" "$jail/$name"
+        mount -n -o remount,bind,ro "$jail/$name"
     fi
 done
 mkdir "$jail/out" "$jail/dev"
 touch "$jail/dev/null"
-mount --bind /dev/null "$jail/dev/null"
-mount --bind "$out" "$jail/out"
-mount -o remount,ro "$jail"
+mount -n --bind /dev/null "$jail/dev/null"
+mount -n --bind "$out" "$jail/out"
+mount -n -o remount,ro "$jail"
 umask 022
 exec chroot "$jail" "$@"
 """
