@@ -14,7 +14,7 @@ import json
 import secrets
 import tarfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -37,7 +37,15 @@ from statefork.manifest import Manifest, manifest_of_tar
 from statefork.model import Capabilities, Capability, ExecRequest, ExecResult, Mode, RunRequest
 from waypoint.kernel.programs import Finished, run_program
 
-__all__ = ["ContainerDriver", "ContainerLive", "ContainerTool", "Source"]
+__all__ = [
+    "ContainerDriver",
+    "ContainerLive",
+    "ContainerTool",
+    "Source",
+    "export_manifest",
+    "label_options",
+    "remove_container",
+]
 
 HOME_LABEL, TREE_LABEL = "statefork.home", "statefork.tree"
 SNAPSHOT_REPOSITORY = "statefork-snapshot"
@@ -64,10 +72,17 @@ class Source:
 class ContainerTool:
     """`docker` or `podman` with the arguments that always go first."""
 
-    def __init__(self, program: str, first: Sequence[str] = (), *, install: str) -> None:
+    def __init__(
+        self, program: str, first: Sequence[str] = (), *, install: str, env: Mapping[str, str] | None = None
+    ) -> None:
         self.program = program
         self.install = install
+        self.env = env
         self._first = (program, *first)
+
+    def altered(self, *first: str, env: Mapping[str, str]) -> ContainerTool:
+        """The same tool with more arguments up front, in another environment."""
+        return ContainerTool(self.program, [*self._first[1:], *first], install=self.install, env=env)
 
     def argv(self, *arguments: str) -> list[str]:
         return [*self._first, *arguments]
@@ -75,7 +90,7 @@ class ContainerTool:
     def call(self, *arguments: str, stdin: bytes = b"", timeout: float = CALL_TIMEOUT) -> Finished:
         """Run to the end; a non-zero exit is for the caller to judge."""
         try:
-            return run_program(self.argv(*arguments), timeout=timeout, stdin=stdin)
+            return run_program(self.argv(*arguments), timeout=timeout, stdin=stdin, env=self.env)
         except HostUnsupported as error:
             raise HostUnsupported(f"{self.program} is not installed: {self.install}", fix=self.install) from error
 
@@ -243,7 +258,7 @@ class ContainerDriver(Driver):
 
     def manifest(self, captured: Captured, place: Place) -> Manifest:
         container = f"statefork-{place.name}"
-        self._tool.ask("diff", "create", "--name", container, *_label_options(place), captured.handle.image)
+        self._tool.ask("diff", "create", "--name", container, *label_options(place), captured.handle.image)
         try:
             return export_manifest(self._tool, container)
         finally:
@@ -303,7 +318,7 @@ class ContainerDriver(Driver):
     def _run(self, image: str, place: Place) -> Live:
         container = f"statefork-{place.name}"
         what = f"starting a container of {image}"
-        options = [*self.run_options(), *_label_options(place), *self.source.extra_args]
+        options = [*self.run_options(), *label_options(place), *self.source.extra_args]
         done = self._tool.call(
             "run", "-d", "--name", container, *options, "--entrypoint", "/bin/sh", image, "-c", KEEP_ALIVE
         )
@@ -326,7 +341,7 @@ class ContainerDriver(Driver):
         if not (directory / "Dockerfile").is_file() and not (directory / "Containerfile").is_file():
             raise NotFound(f"{directory} has no Dockerfile")
         image = f"{BASE_REPOSITORY}:{place.tree}"
-        arguments = ["build", "-t", image, *_label_options(place), str(directory)]
+        arguments = ["build", "-t", image, *label_options(place), str(directory)]
         if not (directory / "Dockerfile").is_file():
             arguments[1:1] = ["-f", str(directory / "Containerfile")]
         done = self._tool.call(*arguments, timeout=BUILD_TIMEOUT)
@@ -400,7 +415,7 @@ def _marks(place: Place) -> list[tuple[str, str]]:
     return [(HOME_LABEL, str(place.home)), (TREE_LABEL, place.tree)]
 
 
-def _label_options(place: Place) -> list[str]:
+def label_options(place: Place) -> list[str]:
     return [word for key, value in _marks(place) for word in ("--label", f"{key}={value}")]
 
 

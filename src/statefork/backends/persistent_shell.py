@@ -20,7 +20,7 @@ import selectors
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from statefork.backends.output import Mark, MarkScanner, OutputRecord, new_token
@@ -28,7 +28,7 @@ from statefork.backends.programs import PIECE_BYTES
 from statefork.errors import ExecTimeout, KernelError, SessionDead, WaypointError
 from statefork.model import ExecRequest, ExecResult, Stream
 
-__all__ = ["WRAPPER", "Channel", "PersistentShell"]
+__all__ = ["WRAPPER", "Channel", "PersistentShell", "ShellState"]
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +40,15 @@ INLINE_BYTES = 1 << 15
 """bash reads a pipe byte by byte: longer commands go through a file."""
 
 WRAPPER = r"""
-IFS= read -r token; read -r s </proc/self/stat; s=${s##*) }; set -- $s
-printf '\0%s:group %s\0' "$token" "${3:-$$}"
+while IFS= read -r line; do case $line in "hello "*) break;; esac; done
+token=${line#hello }
 trap : INT
 if command -v bash >/dev/null 2>&1; then bash --norc --noprofile --noediting +H -i; else sh -i; fi
 rc=$?
 printf '\0%s:exit %s\0' "$token" "$rc"; printf '\0%s:\0' "$token" >&2
 """
-"""For `sh -c`: starts the best shell that the environment has. Its first line of input is the token of its marks."""
+"""For `sh -c`: starts the best shell that the environment has, once a line of input has told it the token of its marks.
+Where the input is a FIFO, lines that were meant for a shell that died may lie before that one."""
 
 _SETUP = (
     r"PS1= PS2=; exec 8>&1 9>&2 >/dev/null 2>&1; __statefork_status() { return $1; };"
@@ -61,9 +62,9 @@ _BEGIN = (
 )
 _REPORT = r"""\command printf '\0%s:%s %s\0' {token} "$?" "$PWD" >&8; \command printf '\0%s:\0' {token} >&9""" + "\n"
 
-# Kills everything below the shell that began since the command did, but for the jobs that were there before.
-_KILL = r"""
-shell=$1 since=$2 spare=" $3 "; all=
+# Signals everything below the shell that began since the command did, but for the jobs that were there before.
+_SIGNAL = r"""
+signal=$1 shell=$2 since=$3 spare=" $4 "; all=
 for d in /proc/[0-9]*; do
   read -r s 2>/dev/null <"$d/stat" || continue
   s=${s##*) }; set -- $s; all="$all ${d#/proc/}:$2:${20}"
@@ -75,12 +76,12 @@ while [ -n "$todo" ]; do
     pid=${one%%:*}; rest=${one#*:}
     [ "${rest%%:*}" = "$parent" ] || continue
     case $spare in *" $pid "*) continue;; esac
-    [ "${rest#*:}" -ge "$since" ] && kill -KILL "$pid" 2>/dev/null
+    [ "${rest#*:}" -ge "$since" ] && kill "-$signal" "$pid" 2>/dev/null
     next="$next $pid"
   done; done
   todo=$next
 done
-:
+if [ "$signal" = INT ]; then kill -INT "$shell"; fi
 """
 
 
@@ -93,6 +94,18 @@ class Channel(Protocol):
     def stderr(self) -> int: ...
     def send(self, data: bytes) -> None: ...
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShellState:
+    """What one has to know of a shell to go on talking to it; stored with a snapshot that has the shell itself."""
+
+    life: str
+    """The token of the mark that says that the shell has ended."""
+    pid: str = ""
+    """As seen from inside."""
+    cwd: str = ""
+    status: int = 0
 
 
 @dataclass(slots=True)
@@ -115,7 +128,8 @@ class PersistentShell:
     """Calls never overlap (the Environment sees to that); `close` may come at any time.
 
     `open_channel` starts WRAPPER inside; `aside(script, *arguments)` runs a one-shot `sh -c` inside, for signals;
-    `stage(data)` puts bytes into a file inside and returns its path; `dead` makes the error when no shell comes up.
+    `stage(data)` puts bytes into a file inside and returns its path; `dead` makes the error when no shell comes up;
+    `adopted` is a shell that came back with a snapshot and is waiting at the other end of the channel.
     """
 
     def __init__(
@@ -124,9 +138,10 @@ class PersistentShell:
         aside: Callable[..., None],
         stage: Callable[[bytes], str],
         dead: Callable[[str], WaypointError],
+        adopted: ShellState | None = None,
     ) -> None:
         self._open_channel, self._aside, self._stage, self._dead = open_channel, aside, stage, dead
-        self._running: _Shell | None = None
+        self._running = _Shell(open_channel(), dead, adopted) if adopted is not None else None
         self._lost = False
         self._closed = False
 
@@ -158,6 +173,12 @@ class PersistentShell:
             if files:
                 self._remove(files)
 
+    @property
+    def state(self) -> ShellState | None:
+        """None if there is no shell at present. Only ask between commands."""
+        shell = self._running
+        return shell.state if shell is not None and not shell.over.is_set() else None
+
     def _text(self, request: ExecRequest) -> tuple[bytes, list[str]]:
         """The `eval` line, and the files that it needs."""
         files = []
@@ -187,11 +208,11 @@ class PersistentShell:
             if self._closed:
                 return
             if number:
-                self._aside(_KILL, shell.pid, command.since, command.jobs)
-            self._aside('kill -INT "-$1"', shell.group)
+                self._aside(_SIGNAL, "KILL", shell.state.pid, command.since, command.jobs)
+            self._aside(_SIGNAL, "INT", shell.state.pid, command.since, command.jobs)
             if command.done.wait(grace):
                 return
-        self._aside('kill -KILL "$1"', shell.pid)
+        self._aside('kill -KILL "$1"', shell.state.pid)
         if not command.done.wait(GRACE_SECONDS[-1]):
             shell.give_up()
 
@@ -204,8 +225,8 @@ class PersistentShell:
         if over and command.exit_code is None and not timed_out:
             raise SessionDead("the environment went away while the command ran")
         code = command.exit_code if command.exit_code is not None else 137
-        cwd = command.cwd or shell.cwd
-        shell.cwd, shell.status = cwd, code
+        cwd = command.cwd or shell.state.cwd
+        shell.state = replace(shell.state, cwd=cwd, status=code)
         result = command.record.result(
             124 if timed_out else code, cwd=cwd, timed_out=timed_out, shell_restarted=over or lost
         )
@@ -226,25 +247,29 @@ class _Shell:
     """One shell process and the thread that reads from it. Output that comes while no command runs is dropped: a
     background job that prints must never block because nobody reads."""
 
-    def __init__(self, channel: Channel, dead: Callable[[str], WaypointError]) -> None:
+    def __init__(
+        self, channel: Channel, dead: Callable[[str], WaypointError], adopted: ShellState | None = None
+    ) -> None:
         self.over = threading.Event()
-        self.pid, self.group = "", ""
-        self.cwd, self.status = "", 0
+        self.state = adopted or ShellState(life=new_token())
         self._channel = channel
         self._command: _Command | None = None
         self._ready = threading.Event()
-        self._life, self._hello = new_token(), new_token()
+        self._hello = new_token()
         self._said = b""
         self._exit_code: int | None = None
         self._scanners: dict[Stream, MarkScanner] = {"stdout": MarkScanner(), "stderr": MarkScanner()}
         for scanner in self._scanners.values():
-            scanner.watch(self._life, self._hello)
+            scanner.watch(self.state.life, self._hello)
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._read, name="statefork-shell", daemon=True)
         self._thread.start()
+        if adopted is not None:
+            self._ready.set()
+            return
         with contextlib.suppress(OSError):  # the reader sees the end of the streams and says so
-            channel.send(f"{self._life}\n".encode() + _SETUP.replace("{token}", self._hello).encode())
-        if not self._ready.wait(START_TIMEOUT) or not self.pid:
+            channel.send(f"hello {self.state.life}\n".encode() + _SETUP.replace("{token}", self._hello).encode())
+        if not self._ready.wait(START_TIMEOUT) or not self.state.pid:
             said = self._said.decode(errors="replace").strip()
             self.close()
             raise dead(said or "no shell came up inside")
@@ -253,7 +278,7 @@ class _Shell:
         for scanner in self._scanners.values():
             scanner.watch(command.begin, command.end)
         self._command = command
-        begin = _BEGIN.replace("{token}", command.begin).replace("{status}", str(self.status))
+        begin = _BEGIN.replace("{token}", command.begin).replace("{status}", str(self.state.status))
         if self.over.is_set():
             command.done.set()
             return
@@ -324,15 +349,12 @@ class _Shell:
 
     def _marked(self, stream: Stream, mark: Mark, command: _Command | None) -> bool:
         words = mark.payload.decode(errors="surrogateescape").split(" ", 1)
-        if mark.token == self._life:
-            if words[0] == "group":
-                self.group = words[1]
-                return False
+        if mark.token == self.state.life:
             if words[0] == "exit":
                 self._exit_code = int(words[1])
             return True
         if mark.token == self._hello:
-            self.pid = words[0]
+            self.state = replace(self.state, pid=words[0])
             self._ready.set()
         elif command is not None and mark.token == command.begin:
             command.begun.add(stream)

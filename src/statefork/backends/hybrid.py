@@ -1,0 +1,320 @@
+"""Podman + CRIU: files and processes together, by `podman container checkpoint` and `restore --import`.
+
+A snapshot is an archive of the container's changed files and of CRIU's images; the container goes on. It is brought back
+as a container of its own name, any number of times. The persistent shell is part of the container (fifos.py),
+so its variables, directory and jobs come back too. What `run` starts is not a child of the container's PID 1 and cannot
+be stored while it lives: a snapshot waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from statefork.backends.containers import (
+    ContainerDriver,
+    ContainerLive,
+    ContainerTool,
+    Source,
+    export_manifest,
+    label_options,
+    remove_container,
+)
+from statefork.backends.criu_container import (
+    Setting,
+    archive_sizes,
+    external_connections,
+    have_tools,
+    process_lines,
+    shut_connections,
+)
+from statefork.backends.fifos import FIFO_DIRECTORY, FifoChannel, loop_argv, make_fifos
+from statefork.backends.persistent_shell import Channel, PersistentShell, ShellState
+from statefork.backends.podman import podman_tool, ulimit_options
+from statefork.driver import Captured, Driver, Live, Place
+from statefork.errors import CriuError, Exists, HostUnsupported, NotCapturable, NotFound, WaypointError
+from statefork.manifest import Manifest
+from statefork.model import Capabilities, Capability, ExecRequest, ExecResult, Mode, RunRequest
+from waypoint.kernel.tools import criu_version
+
+__all__ = ["HybridDriver"]
+
+INSTALL = "apt-get install podman runc iproute2, and `waypoint setup` for CRIU"
+RUN_TIMEOUT = 30.0
+"""How long a snapshot waits for programs of `run` to end."""
+
+_BROUGHT_BACK = (Capability.FILES, Capability.PROCESSES, Capability.MEMORY)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    archive: Path
+    shell: ShellState | None
+
+
+class _Gate:
+    """Many may pass at a time; one that must be alone waits for them and keeps new ones out."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._inside = 0
+        self._closed = False
+
+    @contextlib.contextmanager
+    def passing(self) -> Iterator[None]:
+        with self._condition:
+            self._condition.wait_for(lambda: not self._closed)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._inside -= 1
+                self._condition.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self, timeout: float) -> Iterator[None]:
+        with self._condition:
+            self._closed = True
+            try:
+                if not self._condition.wait_for(lambda: self._inside == 0, timeout):
+                    raise NotCapturable(
+                        "a program started with `run` is still running; such a program cannot be stored: "
+                        "wait for its end, or start it from the shell"
+                    )
+            except BaseException:
+                self._closed = False
+                self._condition.notify_all()
+                raise
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._closed = False
+                self._condition.notify_all()
+
+
+class HybridLive(ContainerLive):
+    def __init__(
+        self, tool: ContainerTool, container: str, *, owned: bool, export_dir: Path | None, adopted: ShellState | None
+    ) -> None:
+        super().__init__(tool, container, owned=owned)
+        self._export_dir = export_dir
+        self._gate = _Gate()
+        self._pid = int(tool.ask("inspect", "container", "inspect", "-f", "{{.State.Pid}}", container))
+        self._fifos = Path(f"/proc/{self._pid}/root{FIFO_DIRECTORY}")
+        if not owned:
+            self._inject()
+        self._shell = PersistentShell(self._open_channel, self._aside, self._stage, self._dead, adopted)
+
+    def run(self, request: RunRequest) -> ExecResult:
+        with self._gate.passing():
+            return super().run(request)
+
+    def exec(self, request: ExecRequest) -> ExecResult:
+        return self._shell.exec(request)
+
+    def capture(self, place: Place, mode: Mode, parent: Captured | None) -> Captured:
+        directory = self._export_dir / place.name if self._export_dir else place.directory
+        directory.mkdir(parents=True, exist_ok=True)
+        archive = directory / "checkpoint.tar"
+        what = f"snapshot of container {self._container}"
+        with self._gate.alone(RUN_TIMEOUT):
+            processes = process_lines(self._pid)
+            external, internal = external_connections(self._pid)
+            if not self._owned and (external or internal):
+                lost = external[0] if external else "a tcp connection inside it"
+                raise NotCapturable(f"{what}: it has {lost}, which only a container made by `hybrid_build` can keep")
+            options = ["--leave-running", "--compress=none", f"--export={archive}"]
+            done = self._tool.call("container", "checkpoint", *options, self._container)
+        if done.exit_code != 0:
+            archive.unlink(missing_ok=True)
+            raise self._refused(what, done.stderr.decode(errors="replace"))
+        if external:
+            shut_connections(archive)
+        files_bytes, memory_bytes = archive_sizes(archive)
+        shell = self._shell.state
+        mounts = self._tool.ask(
+            what, "container", "inspect", "-f", "{{range .Mounts}}{{.Destination}} {{end}}", self._container
+        )
+        return Captured(
+            handle=Checkpoint(archive, shell),
+            captured=(*_BROUGHT_BACK, Capability.SHELL) if shell is not None else _BROUGHT_BACK,
+            not_captured=(*external, *(f"volume {path}" for path in mounts.split())),
+            files_bytes=files_bytes,
+            memory_bytes=memory_bytes,
+            processes=processes,
+        )
+
+    def stop(self) -> None:
+        if not self._owned:
+            with contextlib.suppress(WaypointError):
+                self._aside(_EVICT, FIFO_DIRECTORY)
+        super().stop()
+
+    def manifest(self) -> Manifest:
+        entries = dict(export_manifest(self._tool, self._container))
+        return {path: facts for path, facts in entries.items() if not f"{path}/".startswith(f"{FIFO_DIRECTORY}/")}
+
+    def _inject(self) -> None:
+        """Into a container that somebody else started: a child that is left behind becomes a child of its PID 1."""
+        make_fifos(self._fifos)
+        script = '"$@" </dev/null >/dev/null 2>&1 & echo $! > "$0/loop"'
+        self._tool.ask(
+            "a shell for the container", "exec", self._container, "sh", "-c", script, FIFO_DIRECTORY, *loop_argv()
+        )
+
+    def _open_channel(self) -> Channel:
+        return FifoChannel(self._fifos)
+
+    def _refused(self, what: str, said: str) -> WaypointError:
+        """Quote CRIU's own words: podman only names the file that they are in."""
+        log = next((word for word in said.replace(",", " ").split() if word.endswith(".log")), None)
+        errors: list[str] = []
+        if log is not None and Path(log).exists():
+            lines = Path(log).read_text(errors="replace").splitlines()
+            errors = [line for line in lines if "Error" in line and "RLIMIT_NOFILE" not in line][-6:]
+        if not errors:
+            return self._tool.failure(what, said)
+        quoted = "\n".join(errors)
+        return NotCapturable(f"{what}: CRIU refused, the container goes on:\n{quoted}", log=log)
+
+
+_EVICT = r"""
+read -r loop <"$1/loop" || exit
+for d in /proc/[0-9]*; do
+  read -r s 2>/dev/null <"$d/stat" || continue
+  s=${s##*) }; set -- "$1" $s
+  [ "$3" = "$loop" ] && kill -KILL "${d#/proc/}"
+done
+kill -KILL "$loop"; rm -rf -- "$1"
+"""
+
+
+class HybridDriver(ContainerDriver):
+    name = "hybrid"
+    version_format = "{{.Client.Version}}"
+    _probed: ClassVar[dict[tuple[str, ...], Capabilities]] = {}
+
+    def __init__(self, source: Source, export_dir: Path | None = None) -> None:
+        super().__init__(source)
+        self._export_dir = export_dir.absolute() if export_dir else None
+        self._first_name = source.container_name
+
+    @classmethod
+    def make_tool(cls) -> ContainerTool:
+        return podman_tool("runc")
+
+    def run_options(self) -> list[str]:
+        return ulimit_options()
+
+    def start(self, place: Place) -> Live:
+        tool = self._setting(place)
+        container = self._first_name or f"statefork-{place.name}"
+        if tool.call("container", "exists", container).exit_code == 0:
+            raise Exists(
+                f"podman has a container {container!r} already; choose another container_name, or attach to it"
+            )
+        image = self._base(place)
+        setting = Setting(place.home / "podman-criu")
+        options = [*self.run_options(), *setting.run_options, *label_options(place), *self.source.extra_args]
+        what = f"starting a container of {image}"
+        _note(place, container)
+        try:
+            tool.ask(what, "create", "--name", container, *options, "--entrypoint", "/bin/sh", image, *loop_argv()[1:])
+            mounted = Path(tool.ask(what, "mount", container))
+            make_fifos(mounted / FIFO_DIRECTORY.lstrip("/"))
+            tool.ask(what, "umount", container)
+            tool.ask(what, "start", container)
+        except BaseException:
+            remove_container(tool, container)
+            raise
+        return self._hybrid(tool, container, owned=True, adopted=None)
+
+    def attach(self, place: Place) -> Live:
+        tool = self._setting(place)
+        name = self.source.container_name or ""
+        found = tool.call("container", "inspect", "-f", "{{.State.Running}}", name)
+        if found.exit_code != 0:
+            raise NotFound(f"podman has no container {name!r}: {found.tail()}")
+        if found.text != "true":
+            raise NotFound(f"container {name!r} is not running; start it first: podman start {name}")
+        return self._hybrid(tool, name, owned=False, adopted=None)
+
+    def revive(self, captured: Captured, place: Place) -> Live:
+        tool = self._setting(place)
+        container = f"statefork-{place.name}"
+        checkpoint: Checkpoint = captured.handle
+        _note(place, container)
+        what = f"restoring {checkpoint.archive}"
+        options = ["--ignore-static-ip", "--ignore-static-mac", f"--import={checkpoint.archive}", "--name", container]
+        done = tool.call("container", "restore", *options)
+        if done.exit_code != 0:
+            error = self._not_restored(tool, container, what, done.stderr.decode(errors="replace"))
+            remove_container(tool, container)
+            raise error
+        return self._hybrid(tool, container, owned=True, adopted=checkpoint.shell)
+
+    def discard(self, captured: Captured) -> None:
+        archive: Path = captured.handle.archive
+        archive.unlink(missing_ok=True)
+        if self._export_dir is not None:
+            with contextlib.suppress(OSError):
+                archive.parent.rmdir()
+
+    def manifest(self, captured: Captured, place: Place) -> Manifest:
+        return Driver.manifest(self, captured, place)
+
+    @classmethod
+    def sweep(cls, home: Path, in_use: Callable[[str], bool]) -> Iterable[str]:
+        """Containers brought back from somebody else's carry no labels of ours: their names are noted in the places."""
+        tool = cls.make_tool()
+        for note in home.glob("trees/*/*/container"):
+            container = note.read_text().strip()
+            if not in_use(note.parent.parent.name) and tool.call("container", "exists", container).exit_code == 0:
+                remove_container(tool, container)
+                yield f"hybrid container {container}"
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _setting(self, place: Place) -> ContainerTool:
+        setting = Setting.prepare(place.home)
+        return self._tool.altered(*setting.global_options, env=setting.env)
+
+    def _hybrid(self, tool: ContainerTool, container: str, *, owned: bool, adopted: ShellState | None) -> Live:
+        try:
+            return HybridLive(tool, container, owned=owned, export_dir=self._export_dir, adopted=adopted)
+        except BaseException:
+            if owned:
+                remove_container(tool, container)
+            raise
+
+    def _not_restored(self, tool: ContainerTool, container: str, what: str, said: str) -> WaypointError:
+        log = next((word for word in said.split() if word.endswith("restore.log")), None)
+        if log is None or not Path(log).exists():
+            return tool.failure(what, said)
+        lines = Path(log).read_text(errors="replace").splitlines()
+        errors = [line for line in lines if "Error" in line and "RLIMIT_NOFILE" not in line][-6:]
+        return CriuError(f"{what} as {container}: CRIU failed:\n" + "\n".join(errors))
+
+    def _try(self) -> Capabilities:
+        missing = have_tools()
+        if missing:
+            raise HostUnsupported(f"{', '.join(missing)} not installed: {INSTALL}", fix=INSTALL)
+        criu = criu_version()
+        files_only = super()._try()
+        return Capabilities(
+            backend=self.name,
+            restores=frozenset({*_BROUGHT_BACK, Capability.SHELL}),
+            pause_releases_memory=True,
+            snapshot_during_exec=False,
+            versions={**files_only.versions, "criu": criu},
+        )
+
+
+def _note(place: Place, container: str) -> None:
+    (place.directory / "container").write_text(container + "\n")
