@@ -29,7 +29,7 @@ from waypoint.errors import Exists, HostUnsupported, KernelError, UsageError
 from waypoint.kernel import nat, nat_host
 from waypoint.kernel.nat import attach_nat, detach_nat, nat_keys, sweep_nat
 from waypoint.kernel.nat_probe import probe_nat
-from waypoint.kernel.network import in_netns, loopback_up, new_netns
+from waypoint.kernel.netns import in_netns, loopback_up, new_netns
 from waypoint.kernel.nftables import run_nft
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -12,18 +12,18 @@ session's rules go when the last process of the session goes. `sweep_nat` is for
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import socket
 from collections.abc import Set
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2s
+from typing import TYPE_CHECKING
 
 from waypoint.errors import Exists, KernelError, UsageError
 from waypoint.kernel import nat_host
 from waypoint.kernel.nat_host import LINK_PREFIX, nat_lock, prepare_host, release_host, uplink_mtu
-from waypoint.kernel.network import in_netns, set_up_here
+from waypoint.kernel.netns import in_netns, set_up_here
 from waypoint.kernel.nftables import run_nft
 from waypoint.kernel.rtnetlink import (
     Rtnetlink,
@@ -36,6 +36,9 @@ from waypoint.kernel.rtnetlink import (
     link_without_ipv6,
     raise_link,
 )
+
+if TYPE_CHECKING:
+    from ipaddress import IPv4Network
 
 __all__ = [
     "DEFAULT_POOL",
@@ -110,7 +113,7 @@ def attach_nat(netns_path: str, key: str, *, pool: str = DEFAULT_POOL) -> NatLin
         raise UsageError(f"nat key {key!r}: at most {_ALIAS_MAX - len(_ALIAS)} printable characters")
     network = _network(pool)
     with nat_lock(exclusive=False):
-        switched_on = prepare_host(network)
+        switched_on = prepare_host(str(network))
         nat_host.step("host")
         name = link_name(key)
         with Rtnetlink() as host:
@@ -128,12 +131,14 @@ def attach_nat(netns_path: str, key: str, *, pool: str = DEFAULT_POOL) -> NatLin
     return NatLink(key, name, address, switched_on)
 
 
-def _network(pool: str) -> ipaddress.IPv4Network:
+def _network(pool: str) -> IPv4Network:
+    from ipaddress import IPv4Network
+
     try:
-        network = ipaddress.IPv4Network(pool)
+        network = IPv4Network(pool)
     except ValueError as error:
         raise UsageError(f"nat pool {pool!r}: {error}; give an IPv4 network such as {DEFAULT_POOL}") from error
-    if network.prefixlen > 29 or network.overlaps(ipaddress.IPv4Network(f"{GATEWAY}/{INSIDE_PREFIX}", strict=False)):
+    if network.prefixlen > 29 or network.overlaps(IPv4Network(f"{GATEWAY}/{INSIDE_PREFIX}", strict=False)):
         raise UsageError(f"nat pool {pool}: needs at least 8 addresses, none of them of the sessions' own network")
     return network
 
@@ -166,7 +171,7 @@ def _create_pair(host: Rtnetlink, netns_path: str, key: str, name: str) -> None:
         os.close(netns)
 
 
-def _claim_address(host: Rtnetlink, name: str, network: ipaddress.IPv4Network) -> str:
+def _claim_address(host: Rtnetlink, name: str, network: IPv4Network) -> str:
     """The first free address of the pool, from a place that the name decides, so that a freed one is not taken next."""
     index = socket.if_nametoindex(name)
     router = str(network[1])

@@ -8,7 +8,6 @@ removed by whoever finds that no link is left. The rules know our links by the p
 from __future__ import annotations
 
 import fcntl
-import ipaddress
 import logging
 import os
 import re
@@ -89,7 +88,7 @@ def _tables() -> set[str]:
     return set(re.findall(r"^table inet (\S+)$", run_nft("list tables inet"), re.MULTILINE))
 
 
-def prepare_host(pool: ipaddress.IPv4Network) -> bool:
+def prepare_host(pool: str) -> bool:
     """Make the table and switch forwarding on, as far as they are not; True if forwarding was off.
 
     Only with `nat_lock` held.

@@ -14,7 +14,7 @@ from contextlib import suppress
 from waypoint.errors import HostUnsupported, KernelError
 from waypoint.kernel.nat import DEFAULT_POOL, attach_nat, detach_nat
 from waypoint.kernel.nat_host import LINK_PREFIX, blocking_chains
-from waypoint.kernel.network import in_netns, new_netns
+from waypoint.kernel.netns import in_netns, new_netns
 from waypoint.kernel.rtnetlink import (
     Message,
     Rtnetlink,

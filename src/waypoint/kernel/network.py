@@ -1,28 +1,28 @@
-"""Work inside another network namespace, and what every session's own one gets: loopback, two settings, resolvers.
+"""A session's network as the engine sees it: loopback, `nat`, and the resolvers that a session can reach.
 
-`setns` moves one thread. All work in a foreign namespace is therefore done in a thread of its own that ends with the
-work: the caller's thread never leaves its namespace, not even when something is raised.
+The work is done in `netns`, `nat` and `nat_host`; none of them is heavy to import.
 """
 
 from __future__ import annotations
 
-import ctypes
-import ipaddress
-import os
-import threading
-from collections.abc import Callable, Iterable, Sequence
+import socket
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from waypoint.errors import KernelError
-from waypoint.kernel.rtnetlink import Rtnetlink, raise_link
+from waypoint.kernel.nat import NatLink, attach_nat, detach_nat, nat_keys, sweep_nat
+from waypoint.kernel.netns import in_netns, loopback_up, new_netns
 
-__all__ = ["in_netns", "loopback_up", "new_netns", "resolv_conf"]
-
-T = TypeVar("T")
-
-_CLONE_NEWNET = 0x40000000
-_libc = ctypes.CDLL(None, use_errno=True)
+__all__ = [
+    "NatLink",
+    "attach_nat",
+    "detach_nat",
+    "in_netns",
+    "loopback_up",
+    "nat_keys",
+    "new_netns",
+    "resolv_conf",
+    "sweep_nat",
+]
 
 _RESOLVERS = (
     Path("/etc/resolv.conf"),
@@ -31,75 +31,6 @@ _RESOLVERS = (
     Path("/run/resolvconf/resolv.conf"),
 )
 """Where hosts name their resolvers; the later ones name the upstreams of a local stub that the first one names."""
-
-
-def _in_thread(work: Callable[[], T]) -> T:
-    done: list[T] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            done.append(work())
-        except BaseException as error:  # noqa: BLE001 - carried over to the caller's thread
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="waypoint-netns")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return done[0]
-
-
-def in_netns(netns: str | int, work: Callable[[], T]) -> T:
-    """Do `work` in the network namespace at a path (`/proc/PID/ns/net`) or descriptor; its result or its exception."""
-
-    try:
-        descriptor = os.open(netns, os.O_RDONLY | os.O_CLOEXEC) if isinstance(netns, str) else os.dup(netns)
-    except OSError as error:
-        raise KernelError(f"no network namespace {netns}: {error.strerror}; the process has ended") from error
-
-    def run() -> T:
-        if _libc.setns(descriptor, _CLONE_NEWNET):
-            code = ctypes.get_errno()
-            raise KernelError(
-                f"cannot enter the network namespace {netns}: {os.strerror(code)}; run as root", errno=code
-            )
-        return work()
-
-    try:
-        return _in_thread(run)
-    finally:
-        os.close(descriptor)
-
-
-def new_netns() -> int:
-    """A descriptor of a fresh network namespace, which lives as long as the descriptor does."""
-
-    def run() -> int:
-        if _libc.unshare(_CLONE_NEWNET):
-            code = ctypes.get_errno()
-            raise KernelError(f"cannot make a network namespace: {os.strerror(code)}; run as root", errno=code)
-        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-
-    return _in_thread(run)
-
-
-def loopback_up(netns: str | int) -> None:
-    """Bring up `lo`, and allow what Docker allows: ping without privilege, any port without privilege.
-
-    Both are settings of the namespace alone. A namespace that CRIU made fresh has neither.
-    """
-    in_netns(netns, set_up_here)
-
-
-def set_up_here() -> None:
-    """`loopback_up` for a thread that is in the namespace already."""
-    with Rtnetlink() as link:
-        link.batch([raise_link("lo")])
-    settings = Path("/proc/sys/net/ipv4")
-    (settings / "ping_group_range").write_text("0 2147483647")
-    (settings / "ip_unprivileged_port_start").write_text("0")
 
 
 def resolv_conf(fallback: Sequence[str] = (), *, sources: Iterable[Path] = _RESOLVERS) -> bytes:
@@ -129,7 +60,7 @@ def resolv_conf(fallback: Sequence[str] = (), *, sources: Iterable[Path] = _RESO
 
 def _reachable(server: str) -> bool:
     try:
-        address = ipaddress.ip_address(server)
-    except ValueError:
+        first = socket.inet_pton(socket.AF_INET, server)[0]
+    except OSError:
         return False
-    return address.version == 4 and not address.is_loopback and not address.is_unspecified
+    return first not in (0, 127)

@@ -8,7 +8,6 @@ them in that one system call, so a process that is killed leaves either none or 
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import socket
 import struct
@@ -80,7 +79,7 @@ def _mac(value: str) -> bytes:
 
 
 def _ip(value: str) -> bytes:
-    return ipaddress.IPv4Address(value).packed
+    return socket.inet_pton(socket.AF_INET, value)
 
 
 def _link(index: int = 0, flags: int = 0, change: int = 0) -> bytes:

