@@ -78,6 +78,8 @@ class ContainerTool:
         self.program = program
         self.install = install
         self.env = env
+        # podman would first ask politely and wait ten seconds; docker does not know the option
+        self.remove = ["rm", "-f", "-v", *(["-t", "0"] if program == "podman" else [])]
         self._first = (program, *first)
 
     def altered(self, *first: str, env: Mapping[str, str]) -> ContainerTool:
@@ -299,7 +301,7 @@ class ContainerDriver(Driver):
         except KernelError as error:
             raise HostUnsupported(error.message, fix=self._tool.install) from error
         finally:
-            self._tool.call("rm", "-f", container)
+            self._tool.call(*self._tool.remove, container)
             self._tool.call("rmi", "-f", second, image)
         return self._capabilities(version)
 
@@ -362,7 +364,7 @@ class ContainerDriver(Driver):
 
 def remove_container(tool: ContainerTool, container: str) -> None:
     """It is no error if there is none."""
-    done = tool.call("rm", "-f", "-v", container)
+    done = tool.call(*tool.remove, container)
     said = done.tail().lower()
     if done.exit_code != 0 and "no such container" not in said and "no container with" not in said:
         raise tool.failure(f"removing container {container}", done.tail())

@@ -1,9 +1,9 @@
 """Podman + CRIU: files and processes together, by `podman container checkpoint` and `restore --import`.
 
-A snapshot is an archive of the container's changed files and of CRIU's images; the container goes on. It is brought back
-as a container of its own name, any number of times. The persistent shell is part of the container (fifos.py),
-so its variables, directory and jobs come back too. What `run` starts is not a child of the container's PID 1 and cannot
-be stored while it lives: a snapshot waits for it.
+A snapshot is an archive of the container's changed files and of CRIU's images; the container goes on. It is brought
+back as a container with a name of its own, any number of times. The persistent shell is part of the container
+(fifos.py), so its variables, directory and jobs come back too. What `run` starts is not a child of the container's
+PID 1 and cannot be stored while it lives: a snapshot waits for it.
 """
 
 from __future__ import annotations
