@@ -13,7 +13,7 @@ from pathlib import Path
 from waypoint.errors import BaseChanged, KernelError, SessionDead
 from waypoint.guest import frames
 from waypoint.guest.connection import connect
-from waypoint.kernel import capabilities, cgroups, criu, network, processes, seccomp
+from waypoint.kernel import capabilities, cgroups, criu, nat, network, processes, seccomp
 from waypoint.kernel.launch import IdmapRefused, Overlay, Surroundings, start_init
 from waypoint.model import BaseRecord, Process, SnapshotRecord, Spec
 from waypoint.store.store import Store
@@ -40,7 +40,6 @@ def overlay_for(store: Store, base: BaseRecord, layers: tuple[int, ...], upper: 
         base=tuple(Path(layer) for layer in base.layers),
         upper=f"{upper}/d",
         work=f"{upper}/w",
-        stage=store.paths.stage,
         idmap=idmap,
     )
 
@@ -64,8 +63,8 @@ def start_tree(
         network=spec.network,
         hostname=spec.hostname,
         cgroups=groups,
-        capabilities=spec.capabilities,
-        seccomp=seccomp.filter_file(spec.capabilities) if spec.seccomp else None,
+        capabilities=capabilities.capability_mask(spec.capabilities),
+        seccomp=_filter_file(store, spec),
         masked=capabilities.MASKED_PATHS,
         readonly=capabilities.READ_ONLY_PATHS,
     )
@@ -79,7 +78,7 @@ def start_tree(
         live = Live(init, upper, layers, spec)
         try:
             if spec.network == "nat":
-                network.attach_nat(f"/proc/{init.pid}/ns/net", _key(store, upper))
+                nat.attach_nat(f"/proc/{init.pid}/ns/net", _key(store, upper))
             handshake(init, f"over layer {upper}")
         except BaseException:
             retire(store, live)
@@ -88,6 +87,18 @@ def start_tree(
     except BaseException:
         cgroups.remove_groups(groups)
         raise
+
+
+def _filter_file(store: Store, spec: Spec) -> Path | None:
+    """The compiled system call filter, kept in the store: compiling takes tens of milliseconds."""
+    if not spec.seccomp:
+        return None
+    path = store.paths.home / f"seccomp-{seccomp.filter_key(spec.capabilities)}"
+    if not path.exists():
+        fresh = path.with_name(f".{path.name}.{time.monotonic_ns()}")
+        fresh.write_bytes(seccomp.filter_program(spec.capabilities))
+        fresh.replace(path)
+    return path
 
 
 def restore_tree(store: Store, base: BaseRecord, snapshot: SnapshotRecord, spec: Spec, log_dir: Path) -> Live:
@@ -99,14 +110,14 @@ def restore_tree(store: Store, base: BaseRecord, snapshot: SnapshotRecord, spec:
     init: Process | None = None
     try:
         groups = cgroups.make_groups(store.tag, str(upper), spec.limits)
-        nat = spec.network == "nat"
+        outside = spec.network == "nat"
         pid = criu.restore(
             store.paths.image(snapshot.id),
             overlay_for(store, base, layers, upper, spec.idmap),
             own_network=spec.network != "host",
             cgroups=groups,
             log_dir=log_dir,
-            with_network=(lambda pid: _network_up(pid, _key(store, upper), nat)) if spec.network != "host" else None,
+            with_network=(lambda pid: _network_up(pid, _key(store, upper), outside)) if spec.network != "host" else None,
         )
         init = processes.identify(pid)
         handshake(init, f"from snapshot {snapshot.id}")
@@ -115,17 +126,17 @@ def restore_tree(store: Store, base: BaseRecord, snapshot: SnapshotRecord, spec:
         if init is not None:
             processes.kill(init)
         if spec.network == "nat":
-            network.detach_nat(_key(store, upper))
+            nat.detach_nat(_key(store, upper))
         store.discard_layers([upper])
         cgroups.remove_groups(groups)
         raise
 
 
-def _network_up(pid: int, key: str, nat: bool) -> None:
+def _network_up(pid: int, key: str, outside: bool) -> None:
     path = f"/proc/{pid}/ns/net"
     network.loopback_up(path)
-    if nat:
-        network.attach_nat(path, key)
+    if outside:
+        nat.attach_nat(path, key)
 
 
 def handshake(init: Process, what: str, timeout: float = 20) -> dict[str, str]:
@@ -146,7 +157,7 @@ def retire(store: Store, live: Live, *, wait: bool = False) -> None:
     if wait and not processes.wait_gone(live.init, 30):
         raise KernelError(f"process {live.init.pid} does not die")
     if live.spec.network == "nat":
-        network.detach_nat(_key(store, live.upper))
+        nat.detach_nat(_key(store, live.upper))
     cgroups.remove_groups(cgroups.groups_for(store.tag, str(live.upper), live.spec.limits))
 
 

@@ -15,7 +15,9 @@ from waypoint import bringup, faults
 from waypoint.errors import HasChildren, HostUnsupported, KernelError, NotFound, WaypointError
 from waypoint.guest.layer import build_guest_layer, guest_files
 from waypoint.hostroot import host_base, mask_host
-from waypoint.kernel import capabilities, network, processes, syscalls, tools, trees
+from waypoint.kernel import capabilities, processes, syscalls, tools, trees
+from waypoint.kernel.launch import ID_BASE
+from waypoint.kernel.network import resolv_conf
 from waypoint.model import BaseRecord, Limits, Network, Process, SessionRecord, SnapshotRecord, Spec
 from waypoint.session import Session, check_name, fork_threads, new_id
 from waypoint.store.store import Store
@@ -90,11 +92,11 @@ class Engine:
             spec = Spec(
                 network=network,
                 limits=limits or Limits(),
-                capabilities=capabilities.parse_caps(extra_capabilities),
+                capabilities=tuple(sorted(capabilities.parse_caps(extra_capabilities))),
                 seccomp=seccomp,
                 start=start,
                 shell=self._shell(base),
-                idmap=capabilities.ID_BASE,
+                idmap=ID_BASE,
                 auto_snapshot=auto_snapshot,
                 on_fork=on_fork,
             )
@@ -284,7 +286,7 @@ class Engine:
 
         wanted = {"etc/hosts": f"127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {spec.hostname}\n".encode()}
         if spec.network == "nat":
-            wanted["etc/resolv.conf"] = network.resolv_conf()
+            wanted["etc/resolv.conf"] = resolv_conf()
         layers = [Path(layer) for layer in base.layers]
         for name, content in wanted.items():
             if name == "etc/hosts" and find(layers, f"/{name}") is not None:

@@ -75,7 +75,7 @@ class Spec:
 
     network: Network = "none"
     limits: Limits = field(default_factory=Limits)
-    capabilities: int = 0
+    capabilities: tuple[str, ...] = ()
     seccomp: bool = True
     start: StartState = field(default_factory=StartState)
     shell: str = "/bin/bash"

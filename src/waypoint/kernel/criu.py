@@ -18,7 +18,7 @@ from pathlib import Path
 from waypoint.errors import CriuError, DiskFull, NotCapturable
 from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel import processes, tools
-from waypoint.kernel.launch import Overlay, launch_argv
+from waypoint.kernel.launch import STAGE, Overlay, launch_argv
 
 __all__ = ["Dumped", "dump", "restore"]
 
@@ -76,7 +76,7 @@ def restore(
     `with_network` is called with that pid when its namespaces exist and no socket has been restored yet.
     """
     options = _options(images, "restore.log", own_network)
-    options.root = str(overlay.stage)
+    options.root = STAGE
     work = os.open(log_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         options.work_dir_fd = work

@@ -12,7 +12,13 @@ from waypoint.errors import KernelError
 from waypoint.kernel import processes, tools
 from waypoint.model import Process
 
-__all__ = ["IdmapRefused", "Overlay", "Surroundings", "launch_argv", "start_init"]
+STAGE = "/run/root"
+"""Where the launcher puts a root together, in its private mount namespace."""
+
+ID_BASE = 0x70000000
+"""Root of a session is this kuid: above the ranges that distributions hand out, below 2^31."""
+
+__all__ = ["ID_BASE", "STAGE", "IdmapRefused", "Overlay", "Surroundings", "launch_argv", "start_init"]
 
 
 class IdmapRefused(KernelError):
@@ -28,11 +34,10 @@ class Overlay:
     base: tuple[Path, ...]
     upper: str
     work: str
-    stage: Path
     idmap: int
 
     def options(self) -> list[str]:
-        out = ["--layers", str(self.layers), "--stage", str(self.stage), "--upper", self.upper, "--work", self.work]
+        out = ["--layers", str(self.layers), "--upper", self.upper, "--work", self.work]
         for name in self.lower:
             out += ["--lower", name]
         for path in self.base:

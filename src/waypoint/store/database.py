@@ -301,6 +301,7 @@ def _spec(text: str) -> Spec:
     read = json.loads(text)
     read["limits"] = Limits(**read["limits"])
     read["start"] = _start(read["start"])
+    read["capabilities"] = tuple(read["capabilities"])
     return Spec(**read)
 
 

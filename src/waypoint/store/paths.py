@@ -27,11 +27,6 @@ class Paths:
         return self.home / "l"
 
     @property
-    def stage(self) -> Path:
-        """Where the launcher mounts a session's root, in its private mount namespace: always empty on the host."""
-        return self.home / "m"
-
-    @property
     def bases(self) -> Path:
         return self.home / "b"
 
@@ -72,5 +67,5 @@ class Paths:
     def make(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
         self.home.chmod(0o700)
-        for directory in (self.layers, self.stage, self.bases, self.images, self.sessions):
+        for directory in (self.layers, self.bases, self.images, self.sessions):
             directory.mkdir(exist_ok=True)

@@ -47,6 +47,7 @@ struct command {
 	int in_closing, started;
 	int client;			/* index of the follower, -1 when nobody */
 	uint64_t sent[2], lost[2];
+	int quiet[2];			/* no writer just now: not polled until the next tick */
 	int left[2];			/* bytes of its own still in the pipes when it ended */
 	int grace;			/* ticks left in which an absent follower is waited for */
 	int ending;			/* ticks since F_END, 0 when not asked */
@@ -71,9 +72,8 @@ static char *shell_path, *shell_dir, shell_cwd[4096];
 static struct spool screen = { .fd = -1 }, background = { .fd = -1 };
 static char ctl_text[8192];
 static size_t n_ctl;
-static volatile sig_atomic_t child_died;
 
-static void on_child(int sig) { (void)sig; child_died = 1; }
+static void on_child(int sig) { (void)sig; }	/* only to wake ppoll */
 
 /* ------------------------------------------------------------------ clients */
 
@@ -261,7 +261,6 @@ static void reap(void)
 	int status;
 	pid_t pid;
 
-	child_died = 0;
 	while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
 		int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 		if (pid == shell_pid)
@@ -327,6 +326,8 @@ static void pump_output(struct command *c)
 		if (got < 0 && room && (c->kind == RUN || c->exited)) {
 			close(o->fd);
 			o->fd = -1;
+		} else if (got < 0 && room) {
+			c->quiet[s] = 1;
 		}
 	}
 	if (c->exited && c->state == RUNNING && c->left[0] <= 0 && c->left[1] <= 0)
@@ -337,6 +338,7 @@ static void tick(void)
 {
 	for (int k = 0; k < n_commands; k++) {
 		struct command *c = commands[k];
+		c->quiet[0] = c->quiet[1] = 0;
 		if (c->client >= 0)
 			c->grace = 0;
 		else if (c->grace)
@@ -362,11 +364,11 @@ static void loop(void)
 				fds[n++] = (struct pollfd){ clients[i].fd, (client_may_send(i) ? POLLIN : 0) | (clients[i].n_out ? POLLOUT : 0), 0 };
 		for (int k = 0; k < n_commands; k++) {
 			struct command *c = commands[k];
-			busy |= c->state == QUEUED || c->grace || c->ending || (c->in_closing && c->in >= 0);
+			busy |= c->state == QUEUED || c->quiet[0] || c->quiet[1] || c->grace || c->ending || (c->in_closing && c->in >= 0);
 			if (c->state == QUEUED)
 				continue;
 			for (int s = 0; s < 2; s++)
-				if (c->out[s].fd >= 0 && 
+				if (c->out[s].fd >= 0 && !c->quiet[s] &&
 				    (c->state == DONE || spool_room(&c->out[s], follower(c) ? c->sent[s] : c->out[s].end)))
 					fds[n++] = (struct pollfd){ c->out[s].fd, POLLIN, 0 };
 			if (c->in >= 0 && c->n_pending)
@@ -377,8 +379,7 @@ static void loop(void)
 		struct timespec wait = { 0, TICK_MS * 1000000L };
 		if (ppoll(fds, n, busy ? &wait : NULL, &none) < 0 && errno != EINTR)
 			_exit(71);
-		if (child_died)
-			reap();
+		reap();		/* always: ready descriptors keep ppoll from letting the signal in */
 		read_terminal();
 		read_control();
 		for (int k = 0; k < n_commands; k++)

@@ -119,7 +119,7 @@ static pid_t foreground(void)
 {
 	pid_t group = 0;
 
-	return ioctl(slave, TIOCGPGRP, &group) || group <= 0 ? shell_pid : group;
+	return ioctl(master, TIOCGPGRP, &group) || group <= 0 ? shell_pid : group;
 }
 
 static void signal_command(struct command *c, int sig)
@@ -130,8 +130,6 @@ static void signal_command(struct command *c, int sig)
 		kill(-c->pid, sig);
 	} else if (shell_pid > 0) {
 		kill(-foreground(), sig);
-		if (sig == SIGINT && foreground() != shell_pid)
-			kill(shell_pid, SIGINT);	/* so that a loop around the command ends too */
 	}
 }
 
@@ -147,8 +145,8 @@ static void end_command(struct command *c)
 		signal_command(c, SIGTERM);
 	else if (c->kind == RUN || (shell_pid > 0 && foreground() != shell_pid))
 		signal_command(c, SIGKILL);
-	if (t >= 6 && c->kind == EXEC)
-		signal_command(c, SIGINT);
+	if (t >= 6 && c->kind == EXEC && shell_pid > 0)
+		kill(shell_pid, SIGINT);	/* so that a loop around the command ends too */
 	if (t >= 20 && c->kind == EXEC && shell_pid > 0)
 		kill(shell_pid, SIGKILL);
 	signal_command(c, SIGCONT);

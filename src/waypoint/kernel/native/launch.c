@@ -39,10 +39,11 @@
 #define MAX_CGROUP 16
 #define MAX_BASE 128
 #define ID_RANGE 268435456u
+#define STAGE "/run/root"	/* where a root is put together, on a private tmpfs that every user may walk through */
 
 static const char *lower[MAX_LOWER], *cgroup[MAX_CGROUP], *mask[MAX_MASK], *readonly[MAX_MASK];
 static int n_lower, n_cgroup, n_mask, n_readonly;
-static const char *layers_dir, *base[MAX_BASE], *upper, *work, *stage, *hostname = "waypoint", *network = "none", *kdat, *seccomp_file;
+static const char *layers_dir, *base[MAX_BASE], *upper, *work, *hostname = "waypoint", *network = "none", *kdat, *seccomp_file;
 static int enter_pid, n_base;
 static unsigned idmap;
 static uint64_t caps = ~0ULL;
@@ -186,8 +187,8 @@ static void mount_overlay(void)
 	fs_set(fs, "xino", "auto");
 	fs_flag(fs, "volatile");	/* an upper is never mounted twice; sealing it syncs it */
 	mount_fd = fs_mount(fs, "the session's overlay");
-	if (syscall(SYS_move_mount, mount_fd, "", AT_FDCWD, stage, MOVE_MOUNT_F_EMPTY_PATH))
-		die("attaching the overlay at %s", stage);
+	if (syscall(SYS_move_mount, mount_fd, "", AT_FDCWD, STAGE, MOVE_MOUNT_F_EMPTY_PATH))
+		die("attaching the overlay");
 	close(mount_fd);
 	close(fs);
 }
@@ -221,6 +222,8 @@ static void private_mounts(void)
 		die("unshare mount namespace");
 	if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
 		die("making mounts private");
+	if (mount("tmpfs", "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=4m") || mkdir(STAGE, 0755))
+		die("mounting a tmpfs on /run");
 }
 
 static void bind_readonly(const char *path)
@@ -305,7 +308,7 @@ static void become_init(int go, char **argv)
 	close(go);
 	if (setresgid(0, 0, 0) || setresuid(0, 0, 0) || setgroups(0, NULL))
 		die("becoming root of the session");
-	if (mount(stage, stage, NULL, MS_BIND | MS_REC, NULL) || chdir(stage))
+	if (mount(STAGE, STAGE, NULL, MS_BIND | MS_REC, NULL) || chdir(STAGE))
 		die("binding the root");
 	if (mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL))
 		die("mounting /proc");
@@ -430,8 +433,6 @@ static int become_criu(char **argv)
 		die("unshare cgroup namespace");
 	}
 	/* CRIU keeps what it learnt about the kernel in /run/criu.kdat, but only on a tmpfs; without it every start costs 60 ms */
-	if (mount("tmpfs", "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=4m"))
-		die("mounting a tmpfs on /run");
 	if (kdat)
 		copy(kdat, "/run/criu.kdat");
 	if (chdir("/"))
@@ -464,7 +465,6 @@ int main(int argc, char **argv)
 		else if (!strcmp(option, "--idmap")) idmap = strtoul(value(argv, &i), NULL, 10);
 		else if (!strcmp(option, "--upper")) upper = value(argv, &i);
 		else if (!strcmp(option, "--work")) work = value(argv, &i);
-		else if (!strcmp(option, "--stage")) stage = value(argv, &i);
 		else if (!strcmp(option, "--hostname")) hostname = value(argv, &i);
 		else if (!strcmp(option, "--network")) network = value(argv, &i);
 		else if (!strcmp(option, "--cgroup") && n_cgroup < MAX_CGROUP) cgroup[n_cgroup++] = value(argv, &i);
