@@ -156,7 +156,7 @@ def test_personality() -> None:
 
 def test_calls_newer_than_libseccomp_do_not_exist() -> None:
     last = seccomp._last_known(seccomp._architectures()[0])
-    assert filtered(lambda: [call(last + 1), call(last + 500), call(0x3FFFFFFF)]) == [errno.ENOSYS] * 3
+    assert filtered(lambda: [call(last + 1), call(last + 500), call(0x7FFFFFFF)]) == [errno.ENOSYS] * 3
 
 
 # -- the other doors of an x86-64 kernel ------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_32_bit_calls_are_filtered_by_their_own_numbers() -> None:
 @x86_only
 def test_x32_calls_are_no_way_around() -> None:
     x32, mount, unshare = 0x40000000, 165, 272
-    assert filtered(lambda: [call(x32 | mount, BAD), call(x32 | unshare, BAD)]) == [errno.EPERM] * 2
+    assert filtered(lambda: [call(x32 | nr, BAD) for nr in (0, mount, unshare)]) == [errno.ENOSYS] * 3
 
 
 # -- more capabilities, more calls ------------------------------------------------------------------------------------

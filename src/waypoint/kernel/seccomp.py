@@ -30,12 +30,13 @@ _BAD_ARCHITECTURE, _OPTIMIZE = 2, 8
 _SEARCH_TREE = 2
 _LESS, _EQUAL, _MASKED_EQUAL = 2, 4, 7
 
-_X86_64, _X32, _X86 = 0xC000003E, 0x4000003E, 0x40000003
+_X86_64, _X86 = 0xC000003E, 0x40000003
 _AARCH64, _ARM = 0xC00000B7, 0x40000028
-_ARCHITECTURES = {"x86_64": (_X86_64, _X86, _X32), "aarch64": (_AARCH64, _ARM)}
-"""The native one first, then those whose programs the same kernel runs. Whatever else calls is killed."""
+_ARCHITECTURES = {"x86_64": (_X86_64, _X86), "aarch64": (_AARCH64, _ARM)}
+"""The native one first, then the one whose programs the same kernel runs. Whatever else calls is killed.
 
-_X32_BIT = 0x40000000
+x32, which Docker allows and hardly a kernel has, is x86-64 with a bit set in the number: higher than any known one."""
+
 _HIGHEST_CONCEIVABLE = 2048
 
 
@@ -164,16 +165,12 @@ def _newer_calls_do_not_exist() -> bytes:
     EPERM would be taken for a verdict; on ENOSYS the C library falls back to what older kernels have. runc does the
     same. Jumps in a filter are relative and forward, so the compiled filter can simply follow.
     """
-    load, jump_equal, jump_not_less, jump_greater, give = 0x20, 0x15, 0x35, 0x25, 0x06
+    load, jump_equal, jump_greater, give = 0x20, 0x15, 0x25, 0x06
     number_at, architecture_at = 0, 4
     code = b""
     for architecture in _architectures():
-        if architecture == _X32:
-            continue  # to the kernel the same architecture as x86-64, with a bit set in the number
         last = _last_known(architecture)
         block = [(load, 0, 0, number_at), (jump_greater, 0, 1, last), (give, 0, 0, _ERRNO | errno.ENOSYS)]
-        if architecture == _X86_64:
-            block.insert(1, (jump_not_less, 2, 0, _X32_BIT))
         block = [(load, 0, 0, architecture_at), (jump_equal, 0, len(block), architecture), *block]
         code += b"".join(struct.pack("=HBBI", *instruction) for instruction in block)
     return code
