@@ -29,7 +29,7 @@ from network_lab import (
 from waypoint.errors import Exists, KernelError, UsageError
 from waypoint.kernel import nat, nat_host
 from waypoint.kernel.nat import attach_nat, detach_nat, nat_keys, sweep_nat
-from waypoint.kernel.netns import in_netns
+from waypoint.kernel.netns import in_netns, new_netns
 from waypoint.kernel.nftables import run_nft
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -100,6 +100,18 @@ def test_sweep_spares_the_living_and_other_stores(internet: Internet, sessions: 
     assert nat_keys() == {"mine/1", "other/1"}
     assert sorted(sweep_nat(set())) == ["mine/1", "other/1"]
     assert ours() == NOTHING
+
+
+def test_sweep_takes_any_number(internet: Internet) -> None:
+    netns = [new_netns() for _ in range(150)]
+    try:
+        for number, descriptor in enumerate(netns):
+            attach_nat(f"/proc/self/fd/{descriptor}", f"s/{number}")
+        assert len(sweep_nat({"s/7"})) == 149
+        assert nat_keys() == {"s/7"}
+    finally:
+        for descriptor in netns:
+            os.close(descriptor)
 
 
 CRASH = """

@@ -169,7 +169,8 @@ def through_int80(nr: int, first: int, second: int) -> int:
     page.write(code)
     address = ctypes.addressof(ctypes.c_char.from_buffer(page))
     function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint)(address)
-    return -min(function(nr, first, second), 0)
+    result: int = function(nr, first, second)
+    return -min(result, 0)
 
 
 @x86_only

@@ -33,7 +33,9 @@ from waypoint.kernel.rtnetlink import (
     add_neighbour,
     add_veth,
     delete_link,
+    delete_marked,
     link_without_ipv6,
+    mark_link,
     raise_link,
 )
 
@@ -63,10 +65,13 @@ DEFAULT_POOL = "198.18.0.0/16"
 
 _ALIAS = "waypoint nat "
 _ALIAS_MAX = 255
+_DOOMED = int.from_bytes(b"wypt", "big")
+"""The group of links (see `ip link help`) into which `sweep_nat` puts what it deletes."""
+_AT_ONCE = 64
+"""Answers to more messages than this might not fit the socket's buffer."""
 
 _INSIDE_RULES = """
-table ip waypoint
-delete table ip waypoint
+create table ip waypoint
 table ip waypoint {{
   chain postrouting {{
     type nat hook postrouting priority srcnat; policy accept;
@@ -82,9 +87,7 @@ table ip waypoint {{
   }}
 }}
 """
-"""In one transaction, the first two lines making it a replacement: a namespace may be attached a second time.
-
-Only the host itself is let in: an answer that comes late, to a session that had the pool address before, is not.
+"""Only the host itself is let in: an answer that comes late, to a session that had the pool address before, is not.
 """
 
 
@@ -204,11 +207,12 @@ def _set_up_inside(address: str, router: str) -> None:
                 add_default_route(index, GATEWAY),
             ]
         )
-    run_nft(
-        _INSIDE_RULES.format(
-            interface=INSIDE_INTERFACE, inside=INSIDE_ADDRESS, gateway=GATEWAY, address=address, host=router
-        )
+    rules = _INSIDE_RULES.format(
+        interface=INSIDE_INTERFACE, inside=INSIDE_ADDRESS, gateway=GATEWAY, address=address, host=router
     )
+    if "table ip waypoint" in run_nft("list tables ip"):  # a second attach; deleting costs 10 ms, so only then
+        rules = "delete table ip waypoint\n" + rules
+    run_nft(rules)
 
 
 def detach_nat(key: str) -> None:
@@ -248,12 +252,12 @@ def sweep_nat(live: Set[str], *, scope: str = "") -> list[str]:
 
     `scope` keeps one store's sweep off another store's sessions: let keys begin with the store's id.
     """
-    gone = []
     with Rtnetlink() as host:
-        for name, key in _our_links(host):
-            if key.startswith(scope) and key not in live:
-                _delete(host, name)
-                gone.append(key)
-                nat_host.step("unlink")
+        doomed = [(name, key) for name, key in _our_links(host) if key.startswith(scope) and key not in live]
+        for first in range(0, len(doomed), _AT_ONCE):
+            host.batch([mark_link(name, _DOOMED) for name, _ in doomed[first : first + _AT_ONCE]])
+        if doomed:
+            nat_host.step("unlink")
+            host.batch([delete_marked(_DOOMED)])
     release_host()
-    return gone
+    return [key for _, key in doomed]
