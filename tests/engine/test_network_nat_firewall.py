@@ -21,7 +21,7 @@ from network_lab import (
     some_sessions,
 )
 from waypoint.errors import HostUnsupported
-from waypoint.kernel.nat import attach_nat
+from waypoint.kernel.nat import attach_nat, sweep_nat
 from waypoint.kernel.nat_probe import probe_nat
 from waypoint.kernel.nftables import run_nft
 
@@ -74,4 +74,15 @@ def test_works_under_strict_reverse_path_filtering(internet: Internet, sessions:
         Path(f"/proc/sys/net/ipv4/conf/{setting}/rp_filter").write_text("1")
     session = sessions()
     attach_nat(session.netns, "s/a")
+    assert answers(session, internet)
+
+
+def test_sweep_mends_what_a_reload_of_the_hosts_firewall_took(
+    internet: Internet, sessions: Callable[[], Session]
+) -> None:
+    session = sessions()
+    attach_nat(session.netns, "s/a")
+    run_nft("flush ruleset")
+    assert not answers(session, internet)
+    assert sweep_nat({"s/a"}) == []
     assert answers(session, internet)

@@ -20,13 +20,14 @@ from pathlib import Path
 
 import pytest
 
-from waypoint.errors import UsageError
+from waypoint.errors import HostUnsupported, UsageError
 from waypoint.kernel import seccomp, seccomp_profile
 from waypoint.kernel.capabilities import (
     ALL_CAPABILITIES,
     DEFAULT_CAPABILITIES,
     capability_mask,
     parse_caps,
+    require_shifted_ids,
 )
 from waypoint.kernel.seccomp import filter_key, filter_program
 
@@ -329,3 +330,10 @@ def test_changes_are_applied_in_order() -> None:
 def test_a_wrong_name_is_refused(wrong: str) -> None:
     with pytest.raises(UsageError):
         parse_caps([wrong])
+
+
+def test_a_session_that_could_take_off_its_masks_needs_shifted_ids() -> None:
+    require_shifted_ids(DEFAULT_CAPABILITIES)
+    require_shifted_ids(ALL_CAPABILITIES - {"CAP_SYS_ADMIN"})
+    with pytest.raises(HostUnsupported, match="CAP_SYS_ADMIN"):
+        require_shifted_ids(parse_caps(["+SYS_ADMIN"]))

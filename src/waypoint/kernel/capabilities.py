@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from waypoint.errors import UsageError
+from waypoint.errors import HostUnsupported, UsageError
 
 __all__ = [
     "ALL_CAPABILITIES",
@@ -19,6 +19,7 @@ __all__ = [
     "UNMASKING",
     "capability_mask",
     "parse_caps",
+    "require_shifted_ids",
 ]
 
 _IN_BIT_ORDER = """
@@ -92,6 +93,18 @@ def parse_caps(changes: Iterable[str], start: Iterable[str] = DEFAULT_CAPABILITI
         named = ALL_CAPABILITIES if full == "CAP_ALL" else {full}
         kept = kept | named if sign == "+" else kept - named
     return frozenset(kept)
+
+
+def require_shifted_ids(names: Iterable[str]) -> None:
+    """To be called before a session starts whose uid map is not shifted: HostUnsupported if it could undo its masks."""
+    asked = sorted(UNMASKING.intersection(names))
+    if asked:
+        raise HostUnsupported(
+            f"{', '.join(asked)} would make this session root on the host: its user ids cannot be shifted, because the file "
+            "system under the store or the base does not support idmapped mounts; put both on ext4, xfs, btrfs or tmpfs",
+            fix="put the store and the base on ext4, xfs, btrfs or tmpfs",
+            feature="idmapped mounts",
+        )
 
 
 def capability_mask(names: Iterable[str]) -> int:

@@ -247,10 +247,11 @@ def _our_links(host: Rtnetlink) -> list[tuple[str, str]]:
     ]
 
 
-def sweep_nat(live: Set[str], *, scope: str = "") -> list[str]:
+def sweep_nat(live: Set[str], *, scope: str = "", pool: str = DEFAULT_POOL) -> list[str]:
     """After a crash: remove every link whose key starts with `scope` and is not live; the keys that went.
 
-    `scope` keeps one store's sweep off another store's sessions: let keys begin with the store's id.
+    `scope` keeps one store's sweep off another store's sessions: let keys begin with the store's id. If links are left,
+    the host's table is made again in case a reload of its firewall took it.
     """
     with Rtnetlink() as host:
         doomed = [(name, key) for name, key in _our_links(host) if key.startswith(scope) and key not in live]
@@ -259,5 +260,7 @@ def sweep_nat(live: Set[str], *, scope: str = "") -> list[str]:
         if doomed:
             nat_host.step("unlink")
             host.batch([delete_marked(_DOOMED)])
-    release_host()
+    if not release_host():
+        with nat_lock(exclusive=False):
+            prepare_host(str(_network(pool)))
     return [key for _, key in doomed]

@@ -129,15 +129,16 @@ def _forward(marked: bool) -> bool:
     return True
 
 
-def release_host() -> None:
+def release_host() -> bool:
     """Remove our tables if no link of ours is left; forwarding goes back off if it was Waypoint who switched it on.
 
     It stays on if anybody else filters forwarded packets or translates addresses by now: they rely on it.
+    False if there are links.
     """
     with nat_lock(exclusive=True):
         with Rtnetlink() as host:
             if any(link.name.startswith(LINK_PREFIX) for link in host.links()):
-                return
+                return False
         there = _tables()
         if _FORWARDING_MARK in there and not _others_forward():
             _FORWARDING.write_text("0")
@@ -145,6 +146,7 @@ def release_host() -> None:
         ours = sorted(name for name in there if name.startswith(_TABLE_PREFIX) or name == _FORWARDING_MARK)
         if ours:
             run_nft("".join(f"delete table inet {name}\n" for name in ours))
+        return True
 
 
 def _chains() -> Iterator[tuple[str, str, str]]:
