@@ -18,7 +18,7 @@ from waypoint.kernel.launch import IdmapRefused, Overlay, Surroundings, start_in
 from waypoint.model import BaseRecord, Process, SnapshotRecord, Spec
 from waypoint.store.store import Store
 
-__all__ = ["Live", "handshake", "overlay_for", "restore_tree", "retire", "start_tree"]
+__all__ = ["Live", "handshake", "incarnation", "overlay_for", "restore_tree", "retire", "start_tree"]
 
 _INIT = "/.waypoint/init"
 
@@ -49,8 +49,8 @@ def new_upper(store: Store, base: BaseRecord, layers: tuple[int, ...]) -> int:
     return store.new_upper(layers[0] if base.flat else None)
 
 
-def _key(store: Store, upper: int) -> str:
-    """Names an incarnation on the host: its cgroups and its network link."""
+def incarnation(store: Store, upper: int) -> str:
+    """Names one incarnation on the host: its network link, and in the same form its cgroups."""
     return f"{store.tag}-{upper}"
 
 
@@ -58,7 +58,7 @@ def start_tree(
     store: Store, base: BaseRecord, spec: Spec, layers: tuple[int, ...], upper: int, env: Mapping[str, str]
 ) -> Live:
     """Start a fresh init over the given layers."""
-    groups = cgroups.make_groups(store.tag, str(upper), spec.limits)
+    groups = cgroups.make_groups(store.tag, str(upper), spec.limits, freezer=spec.files_only)
     surroundings = Surroundings(
         network=spec.network,
         hostname=spec.hostname,
@@ -78,7 +78,7 @@ def start_tree(
         live = Live(init, upper, layers, spec)
         try:
             if spec.network == "nat":
-                nat.attach_nat(f"/proc/{init.pid}/ns/net", _key(store, upper))
+                nat.attach_nat(f"/proc/{init.pid}/ns/net", incarnation(store, upper))
             handshake(init, f"over layer {upper}")
         except BaseException:
             retire(store, live)
@@ -101,11 +101,22 @@ def _filter_file(store: Store, spec: Spec) -> Path | None:
     return path
 
 
-def restore_tree(store: Store, base: BaseRecord, snapshot: SnapshotRecord, spec: Spec, log_dir: Path) -> Live:
-    """Bring a snapshot's processes up over a new upper. On failure nothing of the attempt is left."""
+def restore_tree(
+    store: Store, base: BaseRecord, snapshot: SnapshotRecord, spec: Spec, log_dir: Path, env: Mapping[str, str]
+) -> Live:
+    """Bring a snapshot's processes up over a new upper; a files-only snapshot starts a fresh shell over its files.
+
+    On failure nothing of the attempt is left.
+    """
     check_base(base, snapshot)
     layers = snapshot.layers
     upper = new_upper(store, base, layers)
+    if not snapshot.full:
+        try:
+            return start_tree(store, base, spec, layers, upper, env)
+        except BaseException:
+            store.discard_layers([upper])
+            raise
     groups: tuple[Path, ...] = ()
     init: Process | None = None
     try:
@@ -117,7 +128,9 @@ def restore_tree(store: Store, base: BaseRecord, snapshot: SnapshotRecord, spec:
             own_network=spec.network != "host",
             cgroups=groups,
             log_dir=log_dir,
-            with_network=(lambda pid: _network_up(pid, _key(store, upper), outside)) if spec.network != "host" else None,
+            with_network=(lambda pid: _network_up(pid, incarnation(store, upper), outside))
+            if spec.network != "host"
+            else None,
         )
         init = processes.identify(pid)
         handshake(init, f"from snapshot {snapshot.id}")
@@ -126,7 +139,7 @@ def restore_tree(store: Store, base: BaseRecord, snapshot: SnapshotRecord, spec:
         if init is not None:
             processes.kill(init)
         if spec.network == "nat":
-            nat.detach_nat(_key(store, upper))
+            nat.detach_nat(incarnation(store, upper))
         store.discard_layers([upper])
         cgroups.remove_groups(groups)
         raise
@@ -157,8 +170,9 @@ def retire(store: Store, live: Live, *, wait: bool = False) -> None:
     if wait and not processes.wait_gone(live.init, 30):
         raise KernelError(f"process {live.init.pid} does not die")
     if live.spec.network == "nat":
-        nat.detach_nat(_key(store, live.upper))
-    cgroups.remove_groups(cgroups.groups_for(store.tag, str(live.upper), live.spec.limits))
+        nat.detach_nat(incarnation(store, live.upper))
+    groups = cgroups.groups_for(store.tag, str(live.upper), live.spec.limits, freezer=live.spec.files_only)
+    cgroups.remove_groups(groups)
 
 
 def check_base(base: BaseRecord, snapshot: SnapshotRecord) -> None:

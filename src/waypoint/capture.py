@@ -1,8 +1,8 @@
 """Take a snapshot of a live session: freeze, save the processes, seal the files, commit one row.
 
-Two ways to seal the files that a session has changed. Copying its upper layer under the freeze leaves the session where it is and costs
-by the byte; re-homing ends it, makes the upper itself the sealed layer and restores the session over it, and costs a restore
-whatever the number of files. Small uppers are copied.
+Two ways to seal the files that a session has changed. Copying its upper layer under the freeze leaves the session where it
+is and costs by the byte; re-homing ends it, makes the upper itself the sealed layer and restores the session over it, and
+costs a restore whatever the number of files. Small uppers are copied.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from waypoint.errors import WaypointError
 from waypoint.guest import frames
 from waypoint.guest.connection import connect
 from waypoint.guest.layer import PRIVATE
-from waypoint.kernel import criu, inspect, trees
+from waypoint.kernel import cgroups, criu, inspect, trees
 from waypoint.manifest import describe_session
 from waypoint.model import BaseRecord, Capture, Process, SessionRecord, SnapshotRecord
 from waypoint.store.store import Store
 
-__all__ = ["Taken", "take"]
+__all__ = ["Taken", "take", "take_files"]
 
 COPY_ENTRIES = 3000
 COPY_BYTES = 24 << 20
@@ -41,6 +41,7 @@ class _Sealing:
     """What is decided and learnt on the way to a row."""
 
     snapshot: str
+    full: bool = True
     layers: tuple[int, ...] = ()
     new_layer: int | None = None
     files_bytes: int = 0
@@ -123,11 +124,53 @@ def take(
     return Taken(record, _rehome(store, base, session, record))
 
 
+def take_files(
+    store: Store,
+    session: SessionRecord,
+    snapshot: str,
+    *,
+    name: str | None,
+    shell: dict[str, Any] | None,
+    began: float,
+    created: float,
+    end_session: bool = False,
+) -> Taken:
+    """The files alone, copied while every process of the session stands still."""
+    sealing = _Sealing(snapshot, full=False)
+    init = Process(session.init_pid, session.init_start)
+    group = cgroups.freezer_group(store.tag, str(session.upper))
+    stopped = time.perf_counter()
+    cgroups.freeze(group)
+    try:
+        sealing.manifest = describe_session(init.pid, session.spec.idmap, shell)
+        sealing.manifest.pop("mapped")
+        _seal(store, session, sealing, end_session, shell is None)
+        paused_ms = (time.perf_counter() - stopped) * 1000
+        record = _record(store, session, sealing, name, paused_ms, began, created, pinned=end_session)
+        store.db.add_snapshot(record, _session_after(session, sealing, snapshot, end_session))
+    except BaseException:
+        if sealing.new_layer is not None:
+            store.discard_layers([sealing.new_layer])
+        raise
+    finally:
+        cgroups.thaw(group)
+    if end_session:
+        bringup.retire(store, bringup.Live(init, session.upper or 0, session.layers, session.spec), wait=True)
+    return Taken(record, None if end_session else init)
+
+
 def _session_after(session: SessionRecord, sealing: _Sealing, snapshot: str, end_session: bool) -> dict[str, Any]:
     """What the session's row says once the snapshot exists: an ended session is paused at that very snapshot."""
     update: dict[str, Any] = {} if end_session else {"snapshot": snapshot}
     if sealing.rehome or end_session:
-        update |= {"state": "paused", "init_pid": 0, "init_start": 0, "upper": None, "layers": sealing.layers, "pause": snapshot}
+        update |= {
+            "state": "paused",
+            "init_pid": 0,
+            "init_start": 0,
+            "upper": None,
+            "layers": sealing.layers,
+            "pause": snapshot,
+        }
     return update
 
 
@@ -154,9 +197,11 @@ def _undo(store: Store, session: SessionRecord, sealing: _Sealing, staging: Path
 def _rehome(store: Store, base: BaseRecord, session: SessionRecord, record: SnapshotRecord) -> Process:
     """Restore the session over its own sealed upper. If that fails it is paused at the snapshot: nothing is lost."""
     try:
-        live = bringup.restore_tree(store, base, record, session.spec, store.paths.session(session.id))
+        live = bringup.restore_tree(store, base, record, session.spec, store.paths.session(session.id), {})
     except WaypointError as error:
-        error.message += f"; snapshot {record.id} is whole and the session is paused at it: `waypoint resume {session.id}`"
+        error.message += (
+            f"; snapshot {record.id} is whole and the session is paused at it: `waypoint resume {session.id}`"
+        )
         raise
     store.db.update_session(
         session.id,
@@ -238,13 +283,15 @@ def _record(
         base=session.base,
         spec=session.spec,
         layers=sealing.layers,
-        full=True,
+        full=sealing.full,
         created=created,
         duration_ms=(time.perf_counter() - began) * 1000,
         paused_ms=paused_ms,
         files_bytes=sealing.files_bytes,
-        memory_bytes=trees.allocated_bytes(store.paths.image(sealing.snapshot)),
-        capture=Capture(_FULL, _NEVER),
+        memory_bytes=trees.allocated_bytes(store.paths.image(sealing.snapshot)) if sealing.full else 0,
+        capture=Capture(_FULL, _NEVER)
+        if sealing.full
+        else Capture(("files",), ("processes, memory and terminal: the session is files-only",)),
         manifest=manifest,
         pinned=pinned,
     )

@@ -72,15 +72,21 @@ class Engine:
         limits: Limits | None = None,
         env: Sequence[tuple[str, str]] = (),
         auto_snapshot: bool = False,
+        files_only: bool = False,
         extra_capabilities: Iterable[str] = (),
         seccomp: bool = True,
         user: str | None = None,
         workdir: str | None = None,
         on_fork: str = "",
     ) -> Session:
-        """Start a session over `base` (the host's own root by default); it is live when this returns."""
+        """Start a session over `base` (the host's own root by default); it is live when this returns.
+
+        A `files_only` session needs no CRIU: its snapshots hold files, and a restore starts a fresh shell over them.
+        """
         check_name(name)
         self._require_root()
+        if not files_only:
+            tools.criu_argv()  # without a working CRIU no snapshot could be taken: say so now, not then
         with self.store.operation():
             base = base or self._host_base()
             start = replace(
@@ -98,12 +104,13 @@ class Engine:
                 shell=self._shell(base),
                 idmap=ID_BASE,
                 auto_snapshot=auto_snapshot,
+                files_only=files_only,
                 on_fork=on_fork,
             )
             guest = self._guest_layer(base)
             session = new_id("s")
             spec = replace(spec, hostname=(name or session).replace("_", "-").replace("@", "-").replace("+", "-"))
-            record = self._new_row(session, name, session, base, spec, None, (guest,))
+            record = self._new_row(session, name, session, base, spec, None)
             try:
                 faults.point("new-row")
                 upper = bringup.new_upper(self.store, base, (guest,))
@@ -119,10 +126,10 @@ class Engine:
         return Session(self, session)
 
     def _new_row(
-        self, session: str, name: str | None, tree: str, base: BaseRecord, spec: Spec, snapshot: str | None, layers: tuple[int, ...]
-    ) -> SessionRecord:  # fmt: skip
+        self, session: str, name: str | None, tree: str, base: BaseRecord, spec: Spec, snapshot: str | None
+    ) -> SessionRecord:
         record = SessionRecord(
-            id=session, name=name, state="creating", tree=tree, base=base.id, spec=spec, snapshot=snapshot, layers=layers,
+            id=session, name=name, state="creating", tree=tree, base=base.id, spec=spec, snapshot=snapshot, layers=(),
             upper=None, init_pid=0, init_start=0, boot=self.boot, created=time.time(),
         )  # fmt: skip
         self.store.db.add_session(record)
@@ -155,7 +162,7 @@ class Engine:
     def _fork_one(self, base: BaseRecord, snapshot: SnapshotRecord, name: str | None) -> Session:
         session = new_id("s")
         spec = snapshot.spec
-        self._new_row(session, name, snapshot.tree, base, spec, snapshot.id if not snapshot.pinned else snapshot.parent, ())
+        self._new_row(session, name, snapshot.tree, base, spec, snapshot.parent if snapshot.pinned else snapshot.id)
         faults.point("fork-row")
         try:
             live = self.bring_up(base, snapshot, spec, session)
@@ -175,7 +182,7 @@ class Engine:
 
     def bring_up(self, base: BaseRecord, snapshot: SnapshotRecord, spec: Spec, session: str) -> bringup.Live:
         directory = self.store.paths.session(session)
-        return bringup.restore_tree(self.store, base, snapshot, spec, directory)
+        return bringup.restore_tree(self.store, base, snapshot, spec, directory, self.environment(spec))
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
@@ -225,6 +232,12 @@ class Engine:
             trees.discard_tree(self.store.paths.image(snapshot))
         self.store.discard_layers(sorted(set(layers)))
 
+    def gc(self) -> dict[str, int]:
+        """Remove what no row names: layers, images, processes, cgroups, links. Returns how many of each."""
+        from waypoint.sweep import sweep
+
+        return sweep(self.store, self.boot).as_dict()
+
     def prune_automatic(self, session: str, keep: int) -> None:
         """Automatic snapshots beyond the newest `keep` are cut out of the chain; their children move up."""
         mine = [r for r in self.store.db.snapshots() if r.session == session and r.name is None and not r.pinned]
@@ -248,7 +261,9 @@ class Engine:
 
     def _require_root(self) -> None:
         if os.geteuid() != 0:
-            raise HostUnsupported("Waypoint needs root to make sessions; run it with sudo", fix="sudo waypoint ...", feature="root")
+            raise HostUnsupported(
+                "Waypoint needs root to make sessions; run it with sudo", fix="sudo waypoint ...", feature="root"
+            )
 
     def _shell(self, base: BaseRecord) -> str:
         from waypoint.build.lookup import find
@@ -268,7 +283,9 @@ class Engine:
         init = tools.init_path()
         kind = "guest-host" if base.kind == "host" else "guest"
         masks = host_masks(self.store) if base.kind == "host" else []
-        found, purpose = self.store.content_layer(f"{kind}-{'-'.join(masks)}" if masks else kind, [init, *guest_files()])
+        found, purpose = self.store.content_layer(
+            f"{kind}-{'-'.join(masks)}" if masks else kind, [init, *guest_files()]
+        )
         if found is not None:
             return found
         layer = self.store.new_layer("building")

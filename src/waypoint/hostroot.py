@@ -1,7 +1,8 @@
 """The host's own root as a base: what it is, and what of it a session never sees.
 
-The store lies inside that root, and overlayfs refuses a lower layer that lies inside another one; so over this base sealed layers are
-not stacked but copied into each new upper (`flat`; docs/decisions/host-root.md). A store on another file system stacks.
+The store lies inside that root, and overlayfs refuses a lower layer that lies inside another one; so over this base sealed
+layers are not stacked but copied into each new upper (`flat`; docs/decisions/host-root.md). A store on another
+file system stacks.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _other_mounts() -> list[str]:
             point, kind = fields[4], line.partition(" - ")[2].split()[0]
             if point == "/" or kind not in ("ext4", "ext3", "xfs", "btrfs", "zfs", "f2fs", "nfs", "nfs4", "virtiofs"):
                 continue
-            if os.stat(point).st_dev != root:
+            if Path(point).stat().st_dev != root:
                 found.append(point)
     return sorted(set(found))
 

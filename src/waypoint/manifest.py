@@ -19,7 +19,8 @@ SHELL_QUERY = (
 )
 _VOLATILE = (
     "SECONDS", "RANDOM", "SRANDOM", "EPOCHSECONDS", "EPOCHREALTIME", "BASHPID", "BASH_ARGC", "BASH_ARGV", "BASH_LINENO",
-    "BASH_COMMAND", "LINENO", "PIPESTATUS", "HISTCMD", "_", "BASH_SOURCE", "FUNCNAME", "DIRSTACK", "LINES", "COLUMNS", "BASH_REMATCH",
+    "BASH_COMMAND", "LINENO", "PIPESTATUS", "HISTCMD", "_", "BASH_SOURCE", "FUNCNAME", "DIRSTACK", "LINES", "COLUMNS",
+    "BASH_REMATCH",
 )  # fmt: skip
 
 
@@ -37,7 +38,11 @@ def shell_state(link: Link) -> dict[str, Any] | None:
         name = line.split(b"=", 1)[0].split(b" ")[-1].decode(errors="replace")
         if name not in _VOLATILE and not name.startswith("__wp_"):
             digest.update(line + b"\n")
-    return {"env": _exported(exported.decode(errors="surrogateescape")), "digest": digest.hexdigest(), "cwd": result.cwd}
+    return {
+        "env": _exported(exported.decode(errors="surrogateescape")),
+        "digest": digest.hexdigest(),
+        "cwd": result.cwd,
+    }
 
 
 def _exported(text: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from waypoint import bringup, capture, faults
 from waypoint.errors import UsageError, WaypointError, WrongState
@@ -68,7 +68,9 @@ class Session:
     def _live(self, record: SessionRecord) -> SessionRecord:
         record = self._engine.settle(record)
         if record.state == "paused":
-            raise WrongState(f"session {self.id} is paused; `waypoint resume {self.id}` brings it back", session=self.id)
+            raise WrongState(
+                f"session {self.id} is paused; `waypoint resume {self.id}` brings it back", session=self.id
+            )
         if record.state != "live":
             raise WrongState(
                 f"session {self.id} is {record.state}: its processes are gone. `waypoint restore {self.id} SNAPSHOT` brings it "
@@ -201,12 +203,23 @@ class Session:
                 raise UsageError(f"this tree has a snapshot named {name} already", name=name)
             shell = shell_state(self)
             with locks.exclusive(self._store.paths.session_lock(self.id)):
-                record = self._live(self.record)
-                base = self._store.db.base(record.base)
-                taken = capture.take(
-                    self._store, base, record, new_id("p"), name=name, shell=shell, began=began, created=created
-                )
-        return taken.record
+                return self._capture(name, shell, began, created, end_session=False)
+
+    def _capture(
+        self, name: str | None, shell: dict[str, Any] | None, began: float, created: float, *, end_session: bool
+    ) -> SnapshotRecord:
+        """The caller holds the session's lock."""
+        record = self._live(self.record)
+        snapshot = new_id("p")
+        if record.spec.files_only:
+            return capture.take_files(
+                self._store, record, snapshot,
+                name=name, shell=shell, began=began, created=created, end_session=end_session,
+            ).record  # fmt: skip
+        return capture.take(
+            self._store, self._store.db.base(record.base), record, snapshot,
+            name=name, shell=shell, began=began, created=created, end_session=end_session,
+        ).record  # fmt: skip
 
     def _auto_snapshot(self) -> None:
         taken = self.snapshot()
@@ -217,7 +230,9 @@ class Session:
         """Back to before the last exec; again, and it goes one further back."""
         record = self.record
         if not record.spec.auto_snapshot:
-            raise WrongState(f"session {self.id} was not started with --auto-snapshot: there is nothing to undo to", session=self.id)
+            raise WrongState(
+                f"session {self.id} was not started with --auto-snapshot: there is nothing to undo to", session=self.id
+            )
         if record.undo is None:
             raise WrongState(f"session {self.id}: no command to undo", session=self.id)
         target = self._store.db.snapshot(record.undo)
@@ -257,7 +272,9 @@ class Session:
         self._engine.end_incarnation(record)
         faults.point("restore-retired")
 
-    def fork(self, n: int = 1, *, from_snapshot: str | None = None, names: Sequence[str] | None = None) -> list[Session]:
+    def fork(
+        self, n: int = 1, *, from_snapshot: str | None = None, names: Sequence[str] | None = None
+    ) -> list[Session]:
         """`n` new live sessions, from a snapshot or from a new one of this session. All or none."""
         if n < 1 or n > 10_000:
             raise UsageError(f"cannot fork {n} sessions; give a number from 1 to 10000")
@@ -278,15 +295,10 @@ class Session:
         with self._store.operation():
             shell = shell_state(self)
             with locks.exclusive(self._store.paths.session_lock(self.id)):
-                record = self._live(self.record)
-                base = self._store.db.base(record.base)
-                taken = capture.take(
-                    self._store, base, record, new_id("p"),
-                    name=None, shell=shell, began=began, created=created, end_session=True,
-                )  # fmt: skip
+                taken = self._capture(None, shell, began, created, end_session=True)
                 faults.point("pause-committed")
                 self._engine.sync()
-        return taken.record
+        return taken
 
     def resume(self) -> None:
         """Bring a paused session back where it was."""

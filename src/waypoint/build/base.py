@@ -9,23 +9,11 @@ from typing import Any
 
 from waypoint.build.lookup import find
 from waypoint.errors import BuildError
+from waypoint.model import StartState
 
 __all__ = ["Base", "StartState", "require_shell", "start_of"]
 
 SHELLS = ("/bin/bash", "/bin/sh")
-
-
-@dataclass(frozen=True, slots=True)
-class StartState:
-    """What an image says about its first process; a root without an image starts at `/` as root with nothing set."""
-
-    env: tuple[tuple[str, str], ...] = ()
-    workdir: str = "/"
-    """May not exist in the layers: builders leave it to the runtime to make the directory that WORKDIR names."""
-    user: str = "root"
-    """As the image has it: a name or number, maybe with `:group`. It is resolved inside the session's root."""
-    argv: tuple[str, ...] = ()
-    """ENTRYPOINT followed by CMD."""
 
 
 @dataclass(frozen=True, slots=True)

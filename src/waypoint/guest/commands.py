@@ -21,7 +21,7 @@ from waypoint.guest.frames import Frame
 from waypoint.guest.output import Collector
 from waypoint.model import ExecResult
 
-__all__ = ["Link", "Request", "execute", "exec_request", "follow", "run_request"]
+__all__ = ["Link", "Request", "exec_request", "execute", "follow", "run_request"]
 
 DEFAULT_LIMIT = 4 << 20
 _END_SECONDS = 15.0
@@ -83,7 +83,9 @@ def exec_request(
     if b"\0" in data:
         raise UsageError("a shell command cannot contain a NUL byte; send such data on stdin")
     if len(data) > frames.MAX_TEXT:
-        raise UsageError(f"a command of {len(data)} bytes is over the limit of {frames.MAX_TEXT}; send the data on stdin")
+        raise UsageError(
+            f"a command of {len(data)} bytes is over the limit of {frames.MAX_TEXT}; send the data on stdin"
+        )
     return Request(frames.EXEC, bytes([_flags(stdin, no_wait, merge)]) + data, stdin)
 
 
@@ -111,13 +113,18 @@ def run_request(
 
 def execute(link: Link, request: Request) -> ExecResult:
     """Run to the end. ExecTimeout past `request.timeout` (the command is ended), Busy, SessionDead, WrongState."""
-    return _drive(link, request, _Progress(*(Collector(request.limit) for _ in range(3))))
+    return _drive(link, request, _progress(request.limit))
 
 
 def follow(link: Link, command_id: int, request: Request) -> ExecResult:
     """Wait for a command that somebody else started, or that was running when this session was forked."""
-    progress = _Progress(*(Collector(request.limit) for _ in range(3)), id=command_id)
+    progress = _progress(request.limit)
+    progress.id = command_id
     return _drive(link, request, progress)
+
+
+def _progress(limit: int) -> _Progress:
+    return _Progress(Collector(limit), Collector(limit), Collector(limit))
 
 
 def tell(link: Link, kind: bytes, command_id: int, payload: bytes = b"") -> None:

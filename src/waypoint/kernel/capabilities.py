@@ -100,8 +100,8 @@ def require_shifted_ids(names: Iterable[str]) -> None:
     asked = sorted(UNMASKING.intersection(names))
     if asked:
         raise HostUnsupported(
-            f"{', '.join(asked)} would make this session root on the host: its user ids cannot be shifted, because the file "
-            "system under the store or the base does not support idmapped mounts; put both on ext4, xfs, btrfs or tmpfs",
+            f"{', '.join(asked)} would make this session root on the host: its user ids cannot be shifted, because the "
+            "store or the base is on a file system without idmapped mounts; put both on ext4, xfs, btrfs or tmpfs",
             fix="put the store and the base on ext4, xfs, btrfs or tmpfs",
             feature="idmapped mounts",
         )

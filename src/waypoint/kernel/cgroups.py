@@ -15,7 +15,7 @@ from pathlib import Path
 from waypoint.errors import HostUnsupported, KernelError
 from waypoint.model import Limits
 
-__all__ = ["groups_for", "list_groups", "make_groups", "remove_groups"]
+__all__ = ["freeze", "freezer_group", "groups_for", "list_groups", "make_groups", "remove_groups", "thaw"]
 
 _ROOT = Path("/sys/fs/cgroup")
 _PARENT = "waypoint"
@@ -41,8 +41,10 @@ def _needed(limits: Limits) -> list[str]:
     return [name for name, value in wanted if value is not None]
 
 
-def groups_for(tag: str, session: str, limits: Limits) -> tuple[Path, ...]:
+def groups_for(tag: str, session: str, limits: Limits, *, freezer: bool = False) -> tuple[Path, ...]:
     """The directories that the session's processes belong in. HostUnsupported when a limit cannot be had here."""
+    if freezer:
+        return (*groups_for(tag, session, limits), freezer_group(tag, session))
     if not limits.any:
         return ()
     host = _host()
@@ -59,10 +61,46 @@ def groups_for(tag: str, session: str, limits: Limits) -> tuple[Path, ...]:
     return tuple(_ROOT / name / leaf for name in _needed(limits))
 
 
-def make_groups(tag: str, session: str, limits: Limits) -> tuple[Path, ...]:
-    groups = groups_for(tag, session, limits)
+def freezer_group(tag: str, session: str) -> Path:
+    """A group whose processes can be stopped as one: on v2 any group can, on v1 the freezer's own tree."""
+    leaf = f"{_PARENT}/{tag}-{session}"
+    for root in (_ROOT, _ROOT / "freezer", _ROOT / "unified"):
+        if (root / "cgroup.procs").exists():
+            return root / leaf
+    raise HostUnsupported(
+        "stopping a session's processes needs a cgroup freezer, which this host does not offer",
+        feature="cgroups",
+        fix="mount -t cgroup2 none /sys/fs/cgroup",
+    )
+
+
+def freeze(group: Path, timeout: float = 10) -> None:
+    """Return when every process in the group has stopped."""
+    two = (group / "cgroup.freeze").exists()
+    (group / ("cgroup.freeze" if two else "freezer.state")).write_text("1" if two else "FROZEN")
+    deadline = time.monotonic() + timeout
+    while not _frozen(group, two):
+        if time.monotonic() > deadline:
+            thaw(group)
+            raise KernelError(f"the processes in {group} could not be stopped within {timeout:g} s; they run on")
+        time.sleep(0.001)
+
+
+def _frozen(group: Path, two: bool) -> bool:
+    if two:
+        return "frozen 1" in (group / "cgroup.events").read_text()
+    return (group / "freezer.state").read_text().strip() == "FROZEN"
+
+
+def thaw(group: Path) -> None:
+    two = (group / "cgroup.freeze").exists()
+    (group / ("cgroup.freeze" if two else "freezer.state")).write_text("0" if two else "THAWED")
+
+
+def make_groups(tag: str, session: str, limits: Limits, *, freezer: bool = False) -> tuple[Path, ...]:
+    groups = groups_for(tag, session, limits, freezer=freezer)
     try:
-        if groups and _host().version == 2:
+        if limits.any and _host().version == 2:
             _delegate(_needed(limits))
         for group in groups:
             group.mkdir(parents=True, exist_ok=True)
@@ -83,6 +121,8 @@ def _delegate(names: list[str]) -> None:
 def _apply(group: Path, limits: Limits) -> None:
     two = _host().version == 2
     controller = "" if two else group.relative_to(_ROOT).parts[0]
+    if controller in ("freezer", "unified"):
+        return
     if limits.memory_bytes is not None and controller in ("", "memory"):
         (group / ("memory.max" if two else "memory.limit_in_bytes")).write_text(str(limits.memory_bytes))
         with contextlib.suppress(OSError):  # no swap accounting: then there is no swap to limit either
@@ -120,7 +160,7 @@ def remove_groups(groups: tuple[Path, ...], timeout: float = 5) -> None:
 def list_groups(tag: str) -> list[tuple[str, Path]]:
     """(session, directory) of every group that a store made."""
     host = _host()
-    roots = [_ROOT] if host.version == 2 else [_ROOT / name for name in host.controllers]
+    roots = [_ROOT] if host.version == 2 else [_ROOT / name for name in (*host.controllers, "freezer", "unified")]
     found = []
     for root in roots:
         for group in (root / _PARENT).glob(f"{tag}-*"):

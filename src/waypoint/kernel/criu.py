@@ -136,7 +136,7 @@ class _Worker:
             self._process.stderr.close()
         self._process.wait()
 
-    def ask(self, kind: int, options: rpc.criu_opts, hooks: dict[str, Hook]) -> rpc.criu_resp:
+    def ask(self, kind: rpc.criu_req_type, options: rpc.criu_opts, hooks: dict[str, Hook]) -> rpc.criu_resp:
         self._send(rpc.criu_req(type=kind, opts=options))
         failed: BaseException | None = None
         while True:
@@ -173,12 +173,12 @@ class _Worker:
 # What CRIU says when it meets something it cannot carry -> what that is in a user's words.
 _UNCAPTURABLE = (
     (r"Unknown shit|Unsupported FD|anon_inode:\[io_uring\]|io_uring", "an io_uring"),
-    (r"is being ptraced|Unable to interrupt task.*\(Operation not permitted\)|is traced|SEIZE \d+.*not permitted", "a process under a debugger (ptrace)"),
+    (r"is being ptraced|is traced|SEIZE \d+.*not permitted", "a process under a debugger (ptrace)"),
     (r"anon_inode:\[perf_event\]|perf_event", "a perf event"),
     (r"/dev/fuse|fuse", "a FUSE connection"),
     (r"/dev/kvm", "/dev/kvm"),
     (r"memfd_secret|secretmem", "secret memory (memfd_secret)"),
-    (r"vsock|Unsupported socket family|BUG! Unknown socket collected \(family (\d+)\)", "a socket of a family that cannot be saved"),
+    (r"vsock|Unsupported socket family|Unknown socket collected", "a socket of a family that cannot be saved"),
     (r"MPTCP|mptcp", "an MPTCP socket"),
     (r"nested|Can't dump nested|Multiple .* namespaces|dumping of nested", "a nested namespace"),
     (r"Unable to handle char device|Can't dump device|chrdev", "an open device"),
@@ -196,7 +196,9 @@ def _failure(verb: str, log: Path, answer: rpc.criu_resp, stderr: str) -> CriuEr
     if verb == "dump":
         for pattern, thing in _UNCAPTURABLE:
             if re.search(pattern, "\n".join(errors)):
-                return NotCapturable(f"the session holds {thing}, which a snapshot cannot carry{alive}:\n{quoted}", object=thing)
+                return NotCapturable(
+                    f"the session holds {thing}, which a snapshot cannot carry{alive}:\n{quoted}", object=thing
+                )
     return CriuError(f"criu {verb} failed{alive}:\n{quoted}", log=str(log), lines=errors[-8:])
 
 
@@ -211,7 +213,10 @@ def _kdat() -> list[str]:
         script = f"{quoted} check >/dev/null 2>&1; cat /run/criu.kdat"
         with open(fresh, "wb") as out:
             subprocess.run(
-                launch_argv("criu", [], (), ["/bin/sh", "-c", script]), stdout=out, stderr=subprocess.DEVNULL, check=False
+                launch_argv("criu", [], (), ["/bin/sh", "-c", script]),
+                stdout=out,
+                stderr=subprocess.DEVNULL,
+                check=False,
             )
         if fresh.stat().st_size == 0:
             fresh.unlink()
@@ -221,5 +226,3 @@ def _kdat() -> list[str]:
             if not old.name.startswith((processes.boot_id(), ".")):
                 old.unlink(missing_ok=True)
     return ["--kdat", str(path)]
-
-

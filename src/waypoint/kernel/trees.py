@@ -57,7 +57,8 @@ def fingerprint(root: Path, skip: str) -> str:
                 continue
             st = entry.stat(follow_symlinks=False)
             digest.update(
-                os.fsencode(entry.path) + b"%d %d %d %d %d\n" % (st.st_ino, st.st_mode, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+                os.fsencode(entry.path)
+                + b"%d %d %d %d %d\n" % (st.st_ino, st.st_mode, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
             )
             if entry.is_dir(follow_symlinks=False):
                 stack.append(entry.path)
@@ -87,7 +88,7 @@ def allocated_bytes(root: Path) -> int:
     seen: set[int] = set()
     for directory, _, files in os.walk(root):
         for name in files:
-            st = os.lstat(os.path.join(directory, name))  # noqa: PTH118  bytes-safe and quick
+            st = os.lstat(os.path.join(directory, name))
             if st.st_nlink == 1 or st.st_ino not in seen:
                 seen.add(st.st_ino)
                 total += st.st_blocks * 512

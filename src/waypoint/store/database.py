@@ -36,16 +36,47 @@ CREATE UNIQUE INDEX snapshot_names ON snapshots(tree, name) WHERE name IS NOT NU
 CREATE TABLE sessions (
   id TEXT PRIMARY KEY, name TEXT UNIQUE, state TEXT NOT NULL, tree TEXT NOT NULL, base TEXT NOT NULL REFERENCES bases(id),
   spec TEXT NOT NULL, snapshot TEXT REFERENCES snapshots(id), layers TEXT NOT NULL, upper INTEGER, init_pid INTEGER NOT NULL,
-  init_start INTEGER NOT NULL, boot TEXT NOT NULL, created REAL NOT NULL, epoch INTEGER NOT NULL, undo TEXT, pause TEXT REFERENCES snapshots(id)) STRICT;
+  init_start INTEGER NOT NULL, boot TEXT NOT NULL, created REAL NOT NULL,
+  epoch INTEGER NOT NULL, undo TEXT, pause TEXT REFERENCES snapshots(id)) STRICT;
 """
 
-_SNAPSHOT_COLUMNS = (
-    "id name parent tree session base spec layers full created duration_ms paused_ms "
-    "files_bytes memory_bytes capture manifest pinned"
-).split()
-_SESSION_COLUMNS = (
-    "id name state tree base spec snapshot layers upper init_pid init_start boot created epoch undo pause"
-).split()
+_SNAPSHOT_COLUMNS = [
+    "id",
+    "name",
+    "parent",
+    "tree",
+    "session",
+    "base",
+    "spec",
+    "layers",
+    "full",
+    "created",
+    "duration_ms",
+    "paused_ms",
+    "files_bytes",
+    "memory_bytes",
+    "capture",
+    "manifest",
+    "pinned",
+]
+_SESSION_COLUMNS = [
+    "id",
+    "name",
+    "state",
+    "tree",
+    "base",
+    "spec",
+    "snapshot",
+    "layers",
+    "upper",
+    "init_pid",
+    "init_start",
+    "boot",
+    "created",
+    "epoch",
+    "undo",
+    "pause",
+]
 
 
 class Database:
@@ -157,13 +188,20 @@ class Database:
 
     def add_base(self, base: BaseRecord, name: str | None = None) -> None:
         with self.write() as connection:
+            connection.execute("UPDATE bases SET name=NULL WHERE name=? AND id<>?", (name, base.id))
             connection.execute(
-                "INSERT OR REPLACE INTO bases VALUES (?,?,?,?,?,?,?,?,?)",
+                "INSERT OR IGNORE INTO bases VALUES (?,?,?,?,?,?,?,?,?)",
                 (
                     base.id, base.kind, base.source, json.dumps(base.layers), json.dumps(asdict(base.start)), base.digest,
                     int(base.flat), json.dumps(base.notes), name,
                 ),
             )  # fmt: skip
+
+    def name_base(self, base: str, name: str) -> None:
+        """The name moves: like an image's tag, it says which one is meant now."""
+        with self.write() as connection:
+            connection.execute("UPDATE bases SET name=NULL WHERE name=?", (name,))
+            connection.execute("UPDATE bases SET name=? WHERE id=?", (name, base))
 
     def base(self, base: str) -> BaseRecord:
         row = self._connection().execute("SELECT * FROM bases WHERE id=? OR name=?", (base, base)).fetchone()
@@ -173,6 +211,10 @@ class Database:
 
     def bases(self) -> list[BaseRecord]:
         return [_base(row) for row in self._connection().execute("SELECT * FROM bases")]
+
+    def base_has_name(self, base: str) -> bool:
+        row = self._connection().execute("SELECT name FROM bases WHERE id=?", (base,)).fetchone()
+        return row is not None and row["name"] is not None
 
     def bases_in_use(self) -> set[str]:
         rows = self._connection().execute("SELECT base FROM sessions UNION SELECT base FROM snapshots")
