@@ -79,9 +79,11 @@ def take(
     size = trees.measure(upper, most_entries=COPY_ENTRIES, most_bytes=COPY_BYTES)
     sealing.rehome = not end_session and size.over and not base.flat
     ends = sealing.rehome or end_session
+    stack = contextlib.ExitStack()
     try:
         staging.mkdir()
         faults.point("snapshot-staged")
+        dumper = stack.enter_context(criu.Dumper(init.pid))
         quiesce(init, session.id)
         faults.point("snapshot-quiesced")
 
@@ -90,6 +92,9 @@ def take(
             sealing.manifest["base_files"] = _base_files(store, base, session, sealing.manifest.pop("mapped"))
             _seal(store, session, sealing, end_session, busy)
             faults.point("snapshot-frozen")
+            store.db.close()
+
+        def before_release() -> None:
             if ends:  # the tree dies with CRIU's last step: before that the row must be there
                 commit(0.0)
 
@@ -101,19 +106,21 @@ def take(
             sealing.record = record
             faults.point("snapshot-committed")
 
-        dumped = criu.dump(
-            init.pid,
+        dumped = dumper.dump(
             staging,
             own_network=session.spec.network != "host",
             leave_running=not ends,
             while_frozen=while_frozen,
+            before_release=before_release,
         )
         faults.point("snapshot-dumped")
         if not ends:
             commit(dumped.paused_ms)
     except BaseException:
+        stack.close()
         _undo(store, session, sealing, staging)
         raise
+    stack.close()
     assert sealing.record is not None
     record = sealing.record
     if ends:

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel import processes, tools
 from waypoint.kernel.launch import STAGE, Overlay, launch_argv
 
-__all__ = ["Dumped", "dump", "restore"]
+__all__ = ["Dumped", "Dumper", "restore"]
 
 _NEWNET = 0x40000000
 _GHOST_LIMIT = 0xFFFF_FFFF
@@ -36,29 +37,68 @@ class Dumped:
     """From the moment before the first process was stopped until the last one runs again."""
 
 
-def dump(
-    init_pid: int, images: Path, *, own_network: bool, leave_running: bool, while_frozen: Callable[[], None]
-) -> Dumped:
-    """Dump the tree under `init_pid`. `while_frozen` runs after the last page is saved, before anything moves again.
+class Dumper:
+    """A CRIU worker that is started before it is needed: starting and linking it takes longer than freezing a small tree."""
 
-    On failure CRIU lets the tree go on and CriuError says so: the session is alive.
-    """
+    def __init__(self, init_pid: int) -> None:
+        self._pid = init_pid
+        self._worker = _Worker(launch_argv("criu", [*_kdat(), "--enter", str(init_pid)], (), tools.criu_argv()))
+
+    def __enter__(self) -> Dumper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.close()
+
+    def dump(
+        self,
+        images: Path,
+        *,
+        own_network: bool,
+        leave_running: bool,
+        while_frozen: Callable[[], None],
+        before_release: Callable[[], None],
+    ) -> Dumped:
+        """Dump the tree. `while_frozen` runs beside CRIU's own work once every process has stopped; `before_release` when both
+        are done, before anything moves again (or dies, if not `leave_running`).
+
+        On failure CRIU lets the tree go on and CriuError says so: the session is alive.
+        """
+        return _dump(self._worker, self._pid, images, own_network, leave_running, while_frozen, before_release)
+
+
+def _dump(
+    worker: _Worker,
+    init_pid: int,
+    images: Path,
+    own_network: bool,
+    leave_running: bool,
+    while_frozen: Callable[[], None],
+    before_release: Callable[[], None],
+) -> Dumped:
     options = _options(images, "dump.log", own_network)
     options.pid = init_pid
     options.leave_running = leave_running
     stopped: list[float] = []
+    beside: list[Future[None]] = []
 
     def mark(_: int) -> None:
         stopped.append(time.perf_counter())
 
-    def frozen(_: int) -> None:
-        while_frozen()
+    def released(_: int) -> None:
+        beside[0].result()
+        before_release()
 
-    with _Worker(launch_argv("criu", [*_kdat(), "--enter", str(init_pid)], (), tools.criu_argv())) as worker:
-        answer = worker.ask(rpc.DUMP, options, {"pre-dump": mark, "post-dump": frozen})
+    with ThreadPoolExecutor(1, thread_name_prefix="frozen") as pool:
+        hooks: dict[str, Hook] = {
+            "pre-dump": mark,
+            "query-ext-files": lambda _: beside.append(pool.submit(while_frozen)),
+            "post-dump": released,
+        }
+        answer = worker.ask(rpc.DUMP, options, hooks)
         ended = time.perf_counter()
-        if not answer.success:
-            raise _failure("dump", images / "dump.log", answer, worker.stderr())
+    if not answer.success:
+        raise _failure("dump", images / "dump.log", answer, worker.stderr())
     return Dumped(paused_ms=(ended - stopped[0]) * 1000 if stopped else 0.0)
 
 
@@ -131,6 +171,10 @@ class _Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closing the socket ends the worker; what it was doing to a tree, it undoes."""
         self._socket.close()
         if self._process.stderr is not None:
             self._process.stderr.close()

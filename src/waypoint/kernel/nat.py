@@ -126,6 +126,7 @@ def attach_nat(netns_path: str, key: str, *, pool: str = DEFAULT_POOL) -> NatLin
                 address = _claim_address(host, name, network)
                 nat_host.step("address")
                 in_netns(netns_path, lambda: _set_up_inside(address, str(network[1])))
+                host.wait_until_up(name)
                 nat_host.step("inside")
             except BaseException:
                 with suppress(KernelError):

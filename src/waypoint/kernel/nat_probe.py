@@ -69,6 +69,8 @@ def _add_stranger(netns: int, name: str, pool: ipaddress.IPv4Network) -> str:
             link.batch([raise_link("peer"), *_towards(index, there, here, _HERE_MAC), add_default_route(index, here)])
 
     in_netns(netns, inside)
+    with Rtnetlink() as host:
+        host.wait_until_up(name)
     return there
 
 

@@ -94,16 +94,11 @@ def inits(tag: str) -> Iterator[Process]:
 
 
 def namespace_pids(init_pid: int) -> list[int]:
-    """The host pids of every process in the pid namespace that `init_pid` is PID 1 of."""
-    try:
-        wanted = os.stat(f"/proc/{init_pid}/ns/pid").st_ino
-    except FileNotFoundError:
-        return []
-    found = []
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
+    """The host pids of every process of a session: PID 1 and all that descend from it, as orphans come back to it."""
+    found = [init_pid]
+    for pid in found:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            if os.stat(f"/proc/{entry.name}/ns/pid").st_ino == wanted:
-                found.append(int(entry.name))
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{thread}/children") as children:
+                    found += [int(child) for child in children.read().split()]
     return sorted(found)

@@ -11,6 +11,7 @@ import errno
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,7 @@ _ERROR, _DONE = 2, 3
 _NEWLINK, _DELLINK, _GETLINK, _NEWADDR, _NEWROUTE, _NEWNEIGH = 16, 17, 18, 20, 24, 28
 _IFF_UP = 1
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
+_OPERATIONAL = b"\x06"
 _DEADLINE_S = 10.0
 
 
@@ -203,6 +205,26 @@ class Rtnetlink:
                 f"cannot {messages[first].what}: {words or os.strerror(code)} ({errno.errorcode.get(code, code)})",
                 errno=code,
             )
+
+    def wait_until_up(self, name: str) -> None:
+        """Until the link really sends. Before, what is sent is dropped without a word.
+
+        The end of a pair that came up first starts to send only when the kernel's link watch has seen the other end;
+        since Linux 6.8 the question itself makes it look.
+        """
+        body = _link() + _attr(3, _text(name))
+        deadline = time.monotonic() + _DEADLINE_S
+        while True:
+            self._socket.send(_HEADER.pack(_HEADER.size + len(body), _GETLINK, _REQUEST, 0, 0) + body)
+            for kind, _, answer in self._receive():
+                if kind == _NEWLINK and dict(_attrs(answer[_IFINFO.size :])).get(16) == _OPERATIONAL:
+                    return
+                if kind == _ERROR:
+                    code = -struct.unpack_from("=i", answer)[0]
+                    raise KernelError(f"the link {name} is gone: {os.strerror(code)}", errno=code)
+            if time.monotonic() > deadline:
+                raise KernelError(f"the link {name} does not come up within {_DEADLINE_S:.0f} s")
+            time.sleep(0.0002)
 
     def links(self) -> list[Link]:
         """All veth links of the namespace."""
