@@ -19,6 +19,7 @@ from pathlib import Path
 
 from waypoint.kernel.netns import in_netns, loopback_up, new_netns
 from waypoint.kernel.nftables import run_nft
+from waypoint.kernel.rtnetlink import Rtnetlink
 
 CLONE_NEWNET = 0x40000000
 HOST, INTERNET = "203.0.113.1", "203.0.113.2"
@@ -140,6 +141,8 @@ def an_internet() -> Iterator[Internet]:
         there.run("ip", "addr", "add", f"{INTERNET}/24", "dev", "wan")
         there.run("ip", "link", "set", "wan", "up")
         ip("route", "add", "default", "via", INTERNET)
+        with Rtnetlink() as link:
+            link.wait_until_up("uplink")
         yield there
     finally:
         os.close(netns)
