@@ -83,7 +83,7 @@ def take(
     try:
         staging.mkdir()
         faults.point("snapshot-staged")
-        dumper = stack.enter_context(criu.Dumper(init.pid))
+        dumper = stack.enter_context(criu.Dumper(init.pid, own_network=session.spec.network != "host"))
         quiesce(init, session.id)
         faults.point("snapshot-quiesced")
 
@@ -108,7 +108,6 @@ def take(
 
         dumped = dumper.dump(
             staging,
-            own_network=session.spec.network != "host",
             leave_running=not ends,
             while_frozen=while_frozen,
             before_release=before_release,

@@ -429,6 +429,8 @@ static int become_criu(char **argv)
 		mount_overlay();
 	if (enter_pid) {
 		enter(enter_pid, "cgroup", CLONE_NEWCGROUP);
+		if (strcmp(network, "host"))
+			enter(enter_pid, "net", CLONE_NEWNET);
 	} else if (unshare(CLONE_NEWCGROUP)) {
 		die("unshare cgroup namespace");
 	}

@@ -1,0 +1,19 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class inventory_entry(_message.Message):
+    __slots__ = ("img_version", "root_ids")
+    IMG_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROOT_IDS_FIELD_NUMBER: _ClassVar[int]
+    img_version: int
+    root_ids: task_kobj_ids_entry
+    def __init__(self, img_version: _Optional[int] = ..., root_ids: _Optional[_Union[task_kobj_ids_entry, _Mapping]] = ...) -> None: ...
+
+class task_kobj_ids_entry(_message.Message):
+    __slots__ = ("net_ns_id",)
+    NET_NS_ID_FIELD_NUMBER: _ClassVar[int]
+    net_ns_id: int
+    def __init__(self, net_ns_id: _Optional[int] = ...) -> None: ...
