@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from waypoint.outcomes import ExecResult, Process
+
 __all__ = [
     "BaseRecord",
     "Capture",
@@ -19,31 +21,6 @@ __all__ = [
 
 State = Literal["creating", "live", "paused", "dead"]
 Network = Literal["none", "host", "nat"]
-
-
-@dataclass(frozen=True, slots=True)
-class ExecResult:
-    """What a command did. `stdout` and `stderr` hold head and tail when `truncated`; `output` is both as they came."""
-
-    exit_code: int
-    stdout: bytes
-    stderr: bytes
-    output: bytes
-    cwd: str
-    duration_ms: float
-    timed_out: bool = False
-    truncated: bool = False
-    command_id: int = 0
-    shell_died: bool = False
-    """The command ended the shell itself (`exit`, `exec`, `set -e`); a fresh one has taken its place."""
-    shell_fresh: bool = False
-    """The shell had died since the last command: its variables, functions, jobs and cwd were lost before this one."""
-    lost_bytes: int = 0
-    """Output that nobody read in time and that was dropped."""
-
-    @property
-    def text(self) -> str:
-        return self.stdout.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +133,3 @@ class SnapshotRecord:
     manifest: dict[str, Any]
     pinned: bool = False
     """Hidden from people: it belongs to a paused session."""
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process by pid and start time, which together are unique for one boot."""
-
-    pid: int
-    start: int

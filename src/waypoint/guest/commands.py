@@ -11,7 +11,6 @@ import os
 import select
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from waypoint.errors import Busy, ExecTimeout, KernelError, SessionDead, UsageError, WrongState
@@ -19,7 +18,7 @@ from waypoint.guest import frames
 from waypoint.guest.connection import Connection
 from waypoint.guest.frames import Frame
 from waypoint.guest.output import Collector
-from waypoint.model import ExecResult
+from waypoint.outcomes import ExecResult
 
 __all__ = ["Link", "Request", "exec_request", "execute", "follow", "run_request"]
 
@@ -40,33 +39,37 @@ class Link(Protocol):
         ...
 
 
-@dataclass(slots=True)
 class Request:
-    """What to start, and what to do with what it prints."""
+    """What to start, and what to do with what it prints. Plain classes here: outcomes.py says why."""
 
-    kind: bytes
-    payload: bytes
-    stdin: bytes | BinaryIO | None = None
-    timeout: float | None = None
-    on_stdout: Sink | None = None
-    on_stderr: Sink | None = None
-    on_start: Callable[[int], None] | None = None
-    log: BinaryIO | None = None
-    limit: int = DEFAULT_LIMIT
+    __slots__ = ("kind", "limit", "log", "on_start", "on_stderr", "on_stdout", "payload", "stdin", "timeout")
+
+    def __init__(
+        self, kind: bytes, payload: bytes, stdin: bytes | BinaryIO | None = None, timeout: float | None = None
+    ) -> None:
+        self.kind = kind
+        self.payload = payload
+        self.stdin = stdin
+        self.timeout = timeout
+        self.on_stdout: Sink | None = None
+        self.on_stderr: Sink | None = None
+        self.on_start: Callable[[int], None] | None = None
+        self.log: BinaryIO | None = None
+        self.limit = DEFAULT_LIMIT
 
 
-@dataclass(slots=True)
 class _Progress:
     """How far a caller has got with one command."""
 
-    out: Collector
-    err: Collector
-    both: Collector
-    id: int = 0
-    epoch: int = -1
-    fresh: bool = False
-    offsets: list[int] = field(default_factory=lambda: [0, 0])
-    ending_at: float | None = None
+    __slots__ = ("both", "ending_at", "epoch", "err", "fresh", "id", "offsets", "out")
+
+    def __init__(self, limit: int, command_id: int = 0) -> None:
+        self.out, self.err, self.both = Collector(limit), Collector(limit), Collector(limit)
+        self.id = command_id
+        self.epoch = -1
+        self.fresh = False
+        self.offsets = [0, 0]
+        self.ending_at: float | None = None
 
 
 def _flags(stdin: bytes | BinaryIO | None, no_wait: bool, merge: bool) -> int:
@@ -113,18 +116,12 @@ def run_request(
 
 def execute(link: Link, request: Request) -> ExecResult:
     """Run to the end. ExecTimeout past `request.timeout` (the command is ended), Busy, SessionDead, WrongState."""
-    return _drive(link, request, _progress(request.limit))
+    return _drive(link, request, _Progress(request.limit))
 
 
 def follow(link: Link, command_id: int, request: Request) -> ExecResult:
     """Wait for a command that somebody else started, or that was running when this session was forked."""
-    progress = _progress(request.limit)
-    progress.id = command_id
-    return _drive(link, request, progress)
-
-
-def _progress(limit: int) -> _Progress:
-    return _Progress(Collector(limit), Collector(limit), Collector(limit))
+    return _drive(link, request, _Progress(request.limit, command_id))
 
 
 def tell(link: Link, kind: bytes, command_id: int, payload: bytes = b"") -> None:

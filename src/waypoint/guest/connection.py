@@ -17,7 +17,7 @@ from waypoint.guest import frames
 from waypoint.guest.frames import Frame
 from waypoint.kernel import processes
 from waypoint.kernel.syscalls import open_inside
-from waypoint.model import Process
+from waypoint.outcomes import Process
 
 __all__ = ["Connection", "connect"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["HEADER", "Frame", "decode", "encode"]
 
@@ -23,8 +23,7 @@ OFFSETS = struct.Struct("<QQ")
 SIZE = struct.Struct("<HH")
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     type: bytes
     id: int
     payload: bytes

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from waypoint.model import Process
+from waypoint.outcomes import Process
 
 __all__ = ["alive", "boot_id", "identify", "inits", "kill", "namespace_pids", "wait_gone"]
 
