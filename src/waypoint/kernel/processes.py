@@ -8,17 +8,17 @@ import select
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from waypoint.outcomes import Process
 
 __all__ = ["alive", "boot_id", "identify", "inits", "kill", "namespace_pids", "wait_gone"]
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 def boot_id() -> str:
-    return _BOOT.read_text().strip()
+    with open(_BOOT) as text:
+        return text.read().strip()
 
 
 def start_ticks(pid: int) -> int:

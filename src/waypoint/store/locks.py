@@ -7,9 +7,12 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from waypoint.errors import Busy
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["exclusive", "shared"]
 
