@@ -14,12 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from waypoint.errors import Ambiguous, DiskFull, Exists, NotFound, StoreError
+from waypoint.errors import DiskFull, Exists, NotFound, StoreError
 from waypoint.model import BaseRecord, Capture, Limits, SessionRecord, SnapshotRecord, Spec, StartState
+from waypoint.store.find import FORMAT_VERSION, find_rows
 
 __all__ = ["FORMAT_VERSION", "Database"]
-
-FORMAT_VERSION = 1
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -321,19 +320,7 @@ class Database:
                 connection.execute("DELETE FROM snapshots WHERE id=?", (snapshot,))
 
     def _find(self, table: str, key: str, tree: str | None) -> list[sqlite3.Row]:
-        execute = self._connection().execute
-        row = execute(f"SELECT * FROM {table} WHERE id=?", (key,)).fetchone()
-        if row is not None:
-            return [row]
-        rows = execute(f"SELECT * FROM {table} WHERE name=?", (key,)).fetchall()
-        if tree is not None and any(row["tree"] == tree for row in rows):
-            rows = [row for row in rows if row["tree"] == tree]
-        if not rows and key.isalnum():
-            rows = execute(f"SELECT * FROM {table} WHERE id GLOB ?", (f"{key}*",)).fetchall()
-        if len(rows) > 1:
-            found = ", ".join(row["id"] for row in rows[:5])
-            raise Ambiguous(f"{key} fits {len(rows)} {table}: {found}; give more of the id", key=key)
-        return rows
+        return find_rows(self._connection(), table, key, tree)
 
 
 # -- rows <-> records -------------------------------------------------------------------------------------------------
