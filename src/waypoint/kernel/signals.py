@@ -18,7 +18,7 @@ RESIZED = int(signal.SIGWINCH)
 
 @contextlib.contextmanager
 def handled(number: int, handler: Callable[[], None]) -> Iterator[None]:
-    """Call `handler` in the main thread, between two of its steps, whenever the signal arrives; what it raises is raised there."""
+    """Call `handler` in the main thread, between two of its steps, when the signal arrives; what it raises is raised there."""
     before = signal.signal(number, lambda *_: handler())
     try:
         yield

@@ -9,9 +9,12 @@ import sqlite3
 
 from waypoint.errors import Ambiguous
 
-__all__ = ["FORMAT_VERSION", "Finder", "find_rows"]
+__all__ = ["DATABASE", "FORMAT_VERSION", "SESSIONS", "SESSION_LOCK", "Finder", "find_rows"]
 
 FORMAT_VERSION = 1
+DATABASE = "store.db"
+SESSIONS = "s"
+SESSION_LOCK = "lock"
 
 
 def find_rows(connection: sqlite3.Connection, table: str, key: str, tree: str | None = None) -> list[sqlite3.Row]:
@@ -33,7 +36,9 @@ def find_rows(connection: sqlite3.Connection, table: str, key: str, tree: str | 
 class Finder:
     """A store's sessions, looked up and not changed. FileNotFoundError when there is no store of our format."""
 
-    def __init__(self, database: str) -> None:
+    def __init__(self, home: str) -> None:
+        self._home = home
+        database = f"{home}/{DATABASE}"
         try:
             self._connection = sqlite3.connect(f"file:{_quoted(database)}?mode=rw", uri=True, timeout=30, isolation_level=None)
             self._connection.row_factory = sqlite3.Row
@@ -46,6 +51,9 @@ class Finder:
     def session(self, key: str) -> sqlite3.Row | None:
         rows = find_rows(self._connection, "sessions", key)
         return rows[0] if rows else None
+
+    def lock(self, session: str) -> str:
+        return f"{self._home}/{SESSIONS}/{session}/{SESSION_LOCK}"
 
 
 def _quoted(path: str) -> str:

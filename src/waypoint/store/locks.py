@@ -18,19 +18,19 @@ __all__ = ["exclusive", "shared"]
 
 
 @contextmanager
-def shared(path: Path, *, timeout: float | None = None) -> Iterator[None]:
+def shared(path: Path | str, *, timeout: float | None = None) -> Iterator[None]:
     with _held(path, fcntl.LOCK_SH, timeout):
         yield
 
 
 @contextmanager
-def exclusive(path: Path, *, timeout: float | None = None) -> Iterator[None]:
+def exclusive(path: Path | str, *, timeout: float | None = None) -> Iterator[None]:
     with _held(path, fcntl.LOCK_EX, timeout):
         yield
 
 
 @contextmanager
-def _held(path: Path, kind: int, timeout: float | None) -> Iterator[None]:
+def _held(path: Path | str, kind: int, timeout: float | None) -> Iterator[None]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if timeout is None:
@@ -42,7 +42,7 @@ def _held(path: Path, kind: int, timeout: float | None) -> Iterator[None]:
         os.close(fd)
 
 
-def _poll(fd: int, kind: int, timeout: float, path: Path) -> None:
+def _poll(fd: int, kind: int, timeout: float, path: Path | str) -> None:
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -50,5 +50,5 @@ def _poll(fd: int, kind: int, timeout: float, path: Path) -> None:
             return
         except BlockingIOError as error:
             if time.monotonic() >= deadline:
-                raise Busy(f"{path.name} is in use by another operation; try again when it has ended") from error
+                raise Busy(f"{path} is in use by another operation; try again when it has ended") from error
             time.sleep(0.005)

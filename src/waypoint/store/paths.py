@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from waypoint.store.find import DATABASE, SESSION_LOCK, SESSIONS
+
 __all__ = ["Paths"]
 
 
@@ -14,7 +16,7 @@ class Paths:
 
     @property
     def database(self) -> Path:
-        return self.home / "store.db"
+        return self.home / DATABASE
 
     @property
     def gate(self) -> Path:
@@ -56,13 +58,13 @@ class Paths:
 
     @property
     def sessions(self) -> Path:
-        return self.home / "s"
+        return self.home / SESSIONS
 
     def session(self, session: str) -> Path:
         return self.sessions / session
 
     def session_lock(self, session: str) -> Path:
-        return self.session(session) / "lock"
+        return self.session(session) / SESSION_LOCK
 
     def make(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
