@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 
 __all__ = ["open_inside", "sync_file_system"]
@@ -10,24 +11,35 @@ __all__ = ["open_inside", "sync_file_system"]
 _libc = ctypes.CDLL(None, use_errno=True)
 _OPENAT2 = 437
 _SYNCFS = 306 if os.uname().machine == "x86_64" else 267
+_RESOLVE_NO_XDEV = 0x01
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_IN_ROOT = 0x10
+_TRIES = 128
+"""EAGAIN: somewhere a directory was renamed while `..` was looked up, and the kernel cannot tell whether it led out."""
 
 
 class _OpenHow(ctypes.Structure):
     _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
 
 
-def open_inside(root_fd: int, path: str, flags: int, *, mode: int = 0, follow: bool = True) -> int:
-    """Open `path` as a process whose root is `root_fd` would: no symlink made inside a session can lead out of it."""
+def open_inside(
+    root_fd: int, path: str, flags: int, *, mode: int = 0, follow: bool = True, one_mount: bool = False
+) -> int:
+    """Open `path` as a process whose root is `root_fd` would: no symlink made inside a session can lead out of it.
+
+    `one_mount`: refuse (EXDEV) what lies on another mount than the root's own.
+    """
     resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | (0 if follow else _RESOLVE_NO_SYMLINKS)
-    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
-    fd = _libc.syscall(_OPENAT2, root_fd, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
-    if fd < 0:
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve | (_RESOLVE_NO_XDEV if one_mount else 0))
+    for _ in range(_TRIES):
+        fd = _libc.syscall(_OPENAT2, root_fd, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+        if fd >= 0:
+            return int(fd)
         error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error), path)
-    return int(fd)
+        if error != errno.EAGAIN:
+            break
+    raise OSError(error, os.strerror(error), path)
 
 
 def sync_file_system(fd: int) -> None:
