@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from statefork.errors import Unsupported
+from statefork.errors import ExecTimeout, KernelError, Unsupported
 from statefork.files import GuestFiles
 from statefork.manifest import Manifest, read_guest_manifest
 from statefork.model import Capabilities, ExecRequest, ExecResult, Mode, RunRequest
@@ -97,7 +97,10 @@ class Live(GuestFiles, ABC):
 
         Override it where the revived shell may be in the middle of a command. Raises: KernelError, SessionDead.
         """
-        self.exec(ExecRequest(b":", timeout=timeout))
+        try:
+            self.exec(ExecRequest(b":", timeout=timeout))
+        except ExecTimeout as error:
+            raise KernelError(f"{self.description} came up, but its shell did not answer in {timeout:g} s") from error
 
     @abstractmethod
     def run(self, request: RunRequest) -> ExecResult:

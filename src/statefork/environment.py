@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, overload
 
+from statefork.arguments import bytes_or_none, check_mode, command_bytes, seconds
 from statefork.driver import Driver, Live
 from statefork.errors import Busy, ExecTimeout, Unsupported, UsageError, WaypointError, WrongState
 from statefork.family import Family, Standing, mapped
@@ -144,7 +145,7 @@ class Environment:
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
-    def exec_command(
+    def execcommand_bytes(
         self,
         command: str | bytes,
         *,
@@ -158,7 +159,7 @@ class Environment:
         Raises ExecTimeout (with the partial result) when it had to be ended, and Busy if another command is running and
         `wait` is False.
         """
-        request = ExecRequest(_command(command), _seconds(timeout), _bytes_or_none(stdin), on_output)
+        request = ExecRequest(command_bytes(command), seconds(timeout), bytes_or_none(stdin), on_output)
         if not self._shell_lock.acquire(blocking=wait):
             raise Busy(f"environment {self.id} is running another command; try again or pass wait=True")
         try:
@@ -171,12 +172,12 @@ class Environment:
         finally:
             self._shell_lock.release()
 
-    def stream_command(
+    def streamcommand_bytes(
         self, command: str | bytes, *, timeout: float | None = None, stdin: bytes | str | None = None
     ) -> ExecStream:
         """Iterate over `(stream, bytes)` as the command prints and then ask `.result`. Raises like `exec_command`."""
         return ExecStream(
-            lambda on_output: self.exec_command(command, timeout=timeout, stdin=stdin, on_output=on_output)
+            lambda on_output: self.execcommand_bytes(command, timeout=timeout, stdin=stdin, on_output=on_output)
         )
 
     def run(
@@ -192,7 +193,7 @@ class Environment:
         """Run a program beside the shell: no quoting, no shared state, several at once."""
         if isinstance(argv, str | bytes) or not argv:
             raise UsageError('run takes a list, such as ["ls", "-l"]; for a command line use exec_command')
-        request = RunRequest(tuple(argv), _seconds(timeout), _bytes_or_none(stdin), cwd, dict(env or {}), on_output)
+        request = RunRequest(tuple(argv), seconds(timeout), bytes_or_none(stdin), cwd, dict(env or {}), on_output)
         with self._recorded("run") as draft:
             live = self._live("run a program")
             result = self._timed(lambda: live.run(request))
@@ -232,9 +233,9 @@ class Environment:
 
     def snapshot(self, name: str | None = None, *, mode: Mode = "auto") -> str:
         """Store the present state and go on; returns the snapshot's id."""
-        _check_mode(self.capabilities, mode)
+        check_mode(self.capabilities, mode)
         with self._still():
-            return self._capture("snapshot", name, mode).snapshot.id
+            return self._capture(name, mode).snapshot.id
 
     def restore(self, snapshot: str) -> RestoreResult:
         """Go back (or sideways) to a snapshot, given by id, name or unique prefix; the environment keeps its id.
@@ -276,7 +277,7 @@ class Environment:
         with self._recorded("fork") as draft:
             if from_snapshot is None:
                 with self._still():
-                    node = self._capture("snapshot", None, "auto")
+                    node = self._capture(None, "auto")
             else:
                 self._refuse_destroyed("fork")
                 node = self._family.tree.find(from_snapshot)
@@ -298,8 +299,9 @@ class Environment:
                 self._live("pause").suspend()
                 self._state = "paused"
             return
-        with self._still():
-            node = self._capture("pause", None, "auto")
+        with self._still(), self._recorded("pause") as draft:
+            node = self._family.capture(self.id, self._live("pause"), None, "auto")
+            _note(draft, node)
             old, self._standing = self._standing, None
             self._paused_at, self._state = node, "paused"
             if old is not None:
@@ -390,11 +392,10 @@ class Environment:
         with waits, self._state_lock:
             yield
 
-    def _capture(self, operation: str, name: str | None, mode: Mode) -> Node:
-        with self._recorded(operation) as draft:
+    def _capture(self, name: str | None, mode: Mode) -> Node:
+        with self._recorded("snapshot") as draft:
             node = self._family.capture(self.id, self._live("take a snapshot"), name, mode)
-            draft.snapshot = node.snapshot.id
-            draft.files_bytes, draft.memory_bytes = node.captured.files_bytes, node.captured.memory_bytes
+            _note(draft, node)
             return node
 
     def _stand_on(self, node: Node) -> Standing | None:
@@ -466,30 +467,6 @@ class Environment:
             )
 
 
-def _check_mode(capabilities: Capabilities, mode: Mode) -> None:
-    if mode not in ("auto", "full", "files"):
-        raise UsageError(f"snapshot mode {mode!r}: use auto, full or files")
-    if mode == "full" and not capabilities.full:
-        has = ", ".join(sorted(capabilities.restores))
-        raise Unsupported(
-            f"{capabilities.backend} cannot take a full snapshot: restore brings back {has}; use mode='auto'"
-        )
-    if mode == "files" and Capability.FILES not in capabilities.restores:
-        raise Unsupported(f"{capabilities.backend} stores no files; use mode='auto'")
-
-
-def _command(command: str | bytes) -> bytes:
-    data = command.encode(errors="surrogateescape") if isinstance(command, str) else command
-    if b"\0" in data:
-        raise UsageError("a command cannot hold a NUL byte")
-    return data
-
-
-def _seconds(timeout: float | None) -> float | None:
-    if timeout is not None and not timeout > 0:
-        raise UsageError(f"timeout {timeout!r}: give seconds above zero, or None for no limit")
-    return timeout
-
-
-def _bytes_or_none(data: bytes | str | None) -> bytes | None:
-    return data.encode() if isinstance(data, str) else data
+def _note(draft: _Draft, node: Node) -> None:
+    draft.snapshot = node.snapshot.id
+    draft.files_bytes, draft.memory_bytes = node.captured.files_bytes, node.captured.memory_bytes

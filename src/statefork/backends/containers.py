@@ -21,6 +21,7 @@ from typing import ClassVar
 
 from statefork.backends.guest_run import run_in_guest
 from statefork.backends.persistent_shell import WRAPPER, Channel, PersistentShell
+from statefork.backends.probe_cache import remembered
 from statefork.backends.programs import Child
 from statefork.driver import Captured, Driver, Live, Place
 from statefork.errors import (
@@ -212,7 +213,6 @@ class ContainerDriver(Driver):
 
     name: ClassVar[str]
     version_format: ClassVar[str] = "{{.Server.Version}}"
-    _probed: ClassVar[dict[tuple[str, ...], Capabilities]]
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -231,10 +231,12 @@ class ContainerDriver(Driver):
     # -- the contract -------------------------------------------------------------------------------------------------
 
     def probe(self) -> Capabilities:
-        key = tuple(self._tool.argv())
-        if key not in self._probed:
-            self._probed[key] = self._try()
-        return self._probed[key]
+        """That the tool answers is asked each time; that it can store is tried once a boot."""
+        version = self._tool.ask(f"{self.name} does not answer", "version", "--format", self.version_format)
+        return remembered(f"{self.name}-{version}", self.probe_tools(), lambda: self._try(version))
+
+    def probe_tools(self) -> list[str]:
+        return [self._tool.program]
 
     def start(self, place: Place) -> Live:
         if self.source.container_name is not None and self.source.base_image is None:
@@ -288,9 +290,8 @@ class ContainerDriver(Driver):
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _try(self) -> Capabilities:
+    def _try(self, version: str) -> Capabilities:
         """Make an image out of nothing, a container of it, commit that, and remove all three."""
-        version = self._tool.ask(f"{self.name} does not answer", "version", "--format", self.version_format)
         mark = secrets.token_hex(6)
         image, second, container = f"statefork-probe:{mark}", f"statefork-probe:{mark}-2", f"statefork-probe-{mark}"
         what = f"{self.name} cannot store containers on this host"
@@ -303,9 +304,6 @@ class ContainerDriver(Driver):
         finally:
             self._tool.call(*self._tool.remove, container)
             self._tool.call("rmi", "-f", second, image)
-        return self._capabilities(version)
-
-    def _capabilities(self, version: str) -> Capabilities:
         return Capabilities(
             backend=self.name,
             restores=frozenset({Capability.FILES}),

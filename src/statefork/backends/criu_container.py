@@ -11,18 +11,19 @@ Found out by trial on podman 4.3 and runc 1.1:
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
 import shutil
 import tarfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from waypoint.kernel.programs import run_program
 from waypoint.kernel.tools import criu_argv
 
-__all__ = ["ANNOTATION", "Setting", "archive_sizes", "external_connections", "process_lines", "shut_connections"]
+__all__ = ["ANNOTATION", "Setting", "archive_sizes", "have_tools", "shut_connections", "sleeper_archive"]
 
 ANNOTATION = "org.criu.config"
 _KEEP, _SHUT = "tcp-keep.conf", "tcp-shut.conf"
@@ -34,7 +35,6 @@ read -r state
 pid=${state##*\\"pid\\":}
 exec nsenter -t "${pid%%[,\\}]*}" -n ip link set lo up
 """
-_TCP_ESTABLISHED = "01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,66 +111,19 @@ def archive_sizes(archive: Path) -> tuple[int, int]:
     return files, memory
 
 
-def external_connections(pid: int) -> tuple[list[str], bool]:
-    """Connections that leave the network namespace of `pid`, in words; and whether there are any inside it."""
-    external, internal = [], False
-    for name in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] != _TCP_ESTABLISHED:
-                continue
-            address, port = _peer(fields[2])
-            if address.startswith("127.") or address == "::1":
-                internal = True
-            else:
-                external.append(f"tcp connection to {address} port {port}")
-    return external, internal
-
-
-def _peer(field: str) -> tuple[str, int]:
-    """The kernel prints addresses as 32-bit words in the host's byte order."""
-    import ipaddress
-
-    address, port = field.split(":")
-    raw = b"".join(bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8))
-    found = ipaddress.ip_address(raw)
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
-    return str(found), int(port, 16)
-
-
-def process_lines(root: int) -> tuple[str, ...]:
-    """The command lines of a process and all below it."""
-    return tuple(line for pid in _tree(root) if (line := _command_line(pid)))
-
-
-def _tree(root: int) -> Iterator[int]:
-    waiting = [root]
-    while waiting:
-        pid = waiting.pop()
-        yield pid
-        for task in _listed(Path(f"/proc/{pid}/task")):
-            try:
-                waiting += map(int, (task / "children").read_text().split())
-            except OSError:  # it ended while we looked
-                continue
-
-
-def _listed(directory: Path) -> list[Path]:
-    try:
-        return list(directory.iterdir())
-    except OSError:
-        return []
-
-
-def _command_line(pid: int) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    except OSError:
-        return ""
-    return " ".join(word.decode(errors="replace") for word in words)[:200]
-
-
 def have_tools() -> list[str]:
     """Programs that are missing."""
     return [name for name in ("podman", "runc", "nsenter", "ip") if shutil.which(name) is None]
+
+
+def sleeper_archive() -> bytes:
+    """The smallest image that runs on this host: its own `sleep` and the libraries that it needs."""
+    program = shutil.which("sleep") or "/bin/sleep"
+    said = run_program(["ldd", program], timeout=30).check("looking for the libraries of sleep").text
+    libraries = [word for word in said.split() if word.startswith("/")]
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", dereference=True) as archive:
+        archive.add(program, "bin/sleep")
+        for library in libraries:
+            archive.add(library, library.lstrip("/"))
+    return buffer.getvalue()

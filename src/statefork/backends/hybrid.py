@@ -9,11 +9,12 @@ PID 1 and cannot be stored while it lives: a snapshot waits for it.
 from __future__ import annotations
 
 import contextlib
+import secrets
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 from statefork.backends.containers import (
     ContainerDriver,
@@ -27,19 +28,19 @@ from statefork.backends.containers import (
 from statefork.backends.criu_container import (
     Setting,
     archive_sizes,
-    external_connections,
     have_tools,
-    process_lines,
     shut_connections,
+    sleeper_archive,
 )
 from statefork.backends.fifos import FIFO_DIRECTORY, FifoChannel, loop_argv, make_fifos
 from statefork.backends.persistent_shell import Channel, PersistentShell, ShellState
 from statefork.backends.podman import podman_tool, ulimit_options
+from statefork.backends.process_tree import command_lines, connections_of, tree_pids
 from statefork.driver import Captured, Driver, Live, Place
-from statefork.errors import CriuError, Exists, HostUnsupported, NotCapturable, NotFound, WaypointError
+from statefork.errors import CriuError, Exists, HostUnsupported, KernelError, NotCapturable, NotFound, WaypointError
 from statefork.manifest import Manifest
 from statefork.model import Capabilities, Capability, ExecRequest, ExecResult, Mode, RunRequest
-from waypoint.kernel.tools import criu_version
+from waypoint.kernel.tools import criu_argv, criu_version
 
 __all__ = ["HybridDriver"]
 
@@ -124,17 +125,17 @@ class HybridLive(ContainerLive):
         archive = directory / "checkpoint.tar"
         what = f"snapshot of container {self._container}"
         with self._gate.alone(RUN_TIMEOUT):
-            processes = process_lines(self._pid)
-            external, internal = external_connections(self._pid)
-            if not self._owned and (external or internal):
-                lost = external[0] if external else "a tcp connection inside it"
+            tree = tree_pids(self._pid)
+            processes, connections = command_lines(tree), connections_of(tree)
+            if not self._owned and (connections.outside or connections.inside):
+                lost = connections.outside[0] if connections.outside else "a tcp connection inside it"
                 raise NotCapturable(f"{what}: it has {lost}, which only a container made by `hybrid_build` can keep")
             options = ["--leave-running", "--compress=none", f"--export={archive}"]
             done = self._tool.call("container", "checkpoint", *options, self._container)
         if done.exit_code != 0:
             archive.unlink(missing_ok=True)
             raise self._refused(what, done.stderr.decode(errors="replace"))
-        if external:
+        if connections.outside:
             shut_connections(archive)
         files_bytes, memory_bytes = archive_sizes(archive)
         shell = self._shell.state
@@ -144,7 +145,7 @@ class HybridLive(ContainerLive):
         return Captured(
             handle=Checkpoint(archive, shell),
             captured=(*_BROUGHT_BACK, Capability.SHELL) if shell is not None else _BROUGHT_BACK,
-            not_captured=(*external, *(f"volume {path}" for path in mounts.split())),
+            not_captured=(*connections.outside, *(f"volume {path}" for path in mounts.split())),
             files_bytes=files_bytes,
             memory_bytes=memory_bytes,
             processes=processes,
@@ -198,7 +199,6 @@ kill -KILL "$loop"; rm -rf -- "$1"
 class HybridDriver(ContainerDriver):
     name = "hybrid"
     version_format = "{{.Client.Version}}"
-    _probed: ClassVar[dict[tuple[str, ...], Capabilities]] = {}
 
     def __init__(self, source: Source, export_dir: Path | None = None) -> None:
         super().__init__(source)
@@ -301,18 +301,49 @@ class HybridDriver(ContainerDriver):
         errors = [line for line in lines if "Error" in line and "RLIMIT_NOFILE" not in line][-6:]
         return CriuError(f"{what} as {container}: CRIU failed:\n" + "\n".join(errors))
 
-    def _try(self) -> Capabilities:
+    def probe_tools(self) -> list[str]:
+        return ["podman", "runc", criu_argv()[-1]]
+
+    def probe(self) -> Capabilities:
         missing = have_tools()
         if missing:
             raise HostUnsupported(f"{', '.join(missing)} not installed: {INSTALL}", fix=INSTALL)
-        criu = criu_version()
-        files_only = super()._try()
+        found = super().probe()
+        if not self._attaches:
+            return found
+        # What was attached to is left as it is, so pausing it cannot mean to end it.
+        return replace(found, pause_releases_memory=False)
+
+    @property
+    def _attaches(self) -> bool:
+        return self.source.base_image is None and self.source.dockerfile_dir is None
+
+    def _try(self, version: str) -> Capabilities:
+        """Store a container with one process and bring it back."""
+        mark = secrets.token_hex(6)
+        image, first, second = f"statefork-probe:{mark}", f"statefork-probe-{mark}", f"statefork-probe-{mark}-2"
+        what = "podman and CRIU cannot bring a container back on this host"
+        with tempfile.TemporaryDirectory(prefix="statefork-probe-") as scratch:
+            setting = Setting.prepare(Path(scratch))
+            tool = self._tool.altered(*setting.global_options, env=setting.env)
+            archive = f"{scratch}/checkpoint.tar"
+            options = [*self.run_options(), *setting.run_options, "--network", "none"]
+            try:
+                tool.ask(what, "import", "-", image, stdin=sleeper_archive())
+                tool.ask(what, "run", "-d", "--name", first, *options, image, "/bin/sleep", "1000")
+                tool.ask(what, "container", "checkpoint", "--compress=none", "-e", archive, "--leave-running", first)
+                tool.ask(what, "container", "restore", "-i", archive, "-n", second)
+            except KernelError as error:
+                raise HostUnsupported(error.message, fix=INSTALL) from error
+            finally:
+                tool.call(*tool.remove, first, second)
+                tool.call("rmi", "-f", image)
         return Capabilities(
             backend=self.name,
             restores=frozenset({*_BROUGHT_BACK, Capability.SHELL}),
             pause_releases_memory=True,
             snapshot_during_exec=False,
-            versions={**files_only.versions, "criu": criu},
+            versions={"podman": version, "criu": criu_version()},
         )
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import resource
 import shutil
 from pathlib import Path
-from typing import ClassVar
 
 from statefork.backends.containers import ContainerDriver, ContainerTool
-from statefork.model import Capabilities
 
 __all__ = ["PodmanDriver", "podman_tool", "ulimit_options"]
 
@@ -37,7 +35,6 @@ def ulimit_options() -> list[str]:
 class PodmanDriver(ContainerDriver):
     name = "podman"
     version_format = "{{.Client.Version}}"
-    _probed: ClassVar[dict[tuple[str, ...], Capabilities]] = {}
 
     @classmethod
     def make_tool(cls) -> ContainerTool:
