@@ -145,7 +145,7 @@ class Environment:
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
-    def execcommand_bytes(
+    def exec_command(
         self,
         command: str | bytes,
         *,
@@ -172,12 +172,12 @@ class Environment:
         finally:
             self._shell_lock.release()
 
-    def streamcommand_bytes(
+    def stream_command(
         self, command: str | bytes, *, timeout: float | None = None, stdin: bytes | str | None = None
     ) -> ExecStream:
         """Iterate over `(stream, bytes)` as the command prints and then ask `.result`. Raises like `exec_command`."""
         return ExecStream(
-            lambda on_output: self.execcommand_bytes(command, timeout=timeout, stdin=stdin, on_output=on_output)
+            lambda on_output: self.exec_command(command, timeout=timeout, stdin=stdin, on_output=on_output)
         )
 
     def run(
