@@ -354,8 +354,8 @@ class ContainerDriver(Driver):
         found = self._tool.call("image", "inspect", "-f", "{{.Id}}", image)
         if found.exit_code != 0:
             raise NotFound(
-                f"{self.name} has no image {image!r} on this host; pull, build or import it first "
-                f"(`{self.name} images` lists what is there)"
+                f"{self._tool.program} has no image {image!r} on this host; pull, build or import it first "
+                f"(`{self._tool.program} images` lists what is there)"
             )
         return image
 

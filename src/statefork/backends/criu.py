@@ -41,10 +41,11 @@ from statefork.errors import (
     WaypointError,
 )
 from statefork.model import Capabilities, Capability, ExecRequest, ExecResult, Mode, RunRequest
+from statefork.registry import Argument, Backend, Method, number, path, text
 from waypoint.kernel.programs import Finished, run_program
 from waypoint.kernel.tools import criu_argv, criu_version
 
-__all__ = ["CriuDriver"]
+__all__ = ["BACKEND", "CriuDriver"]
 
 LOG_NAME = "command.log"
 INSTALL = "`waypoint setup` gets a CRIU that works; apt-get install util-linux iproute2"
@@ -398,3 +399,21 @@ def _try() -> Capabilities:
         snapshot_during_exec=False,
         versions={"criu": criu_version()},
     )
+
+
+_COMMAND = Argument("command", text, "a command line, run by `sh` in work_dir")
+_TARGET = Argument("target_pid", number, "a process on this host; what it started belongs to it")
+_WORK_DIR = Argument(
+    "work_dir", path, "the directory that the command and the shell start in; default: the present one"
+)
+
+BACKEND = Backend(
+    name="criu",
+    summary="processes, memory, shell",
+    driver=CriuDriver,
+    probe=lambda: CriuDriver(command="true").probe(),
+    methods=(
+        Method("criu_build", CriuDriver, (_COMMAND, _WORK_DIR), required=(("command",),)),
+        Method("criu_attach", CriuDriver, (_TARGET, _WORK_DIR), required=(("target_pid",),), attach=True),
+    ),
+)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from statefork.backends.containers import ContainerDriver, ContainerTool
+from statefork.backends.container_methods import container_methods
+from statefork.backends.containers import ContainerDriver, ContainerTool, Source
+from statefork.registry import Backend
 
-__all__ = ["DockerDriver"]
+__all__ = ["BACKEND", "DockerDriver"]
 
 
 class DockerDriver(ContainerDriver):
@@ -15,3 +17,12 @@ class DockerDriver(ContainerDriver):
     @classmethod
     def make_tool(cls) -> ContainerTool:
         return ContainerTool("docker", install="apt-get install docker.io, and start dockerd")
+
+
+BACKEND = Backend(
+    name="docker",
+    summary="files",
+    driver=DockerDriver,
+    probe=lambda: DockerDriver(Source()).probe(),
+    methods=container_methods(DockerDriver),
+)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from statefork.backends.container_methods import ARGUMENTS
 from statefork.backends.containers import (
     ContainerDriver,
     ContainerLive,
@@ -40,9 +41,10 @@ from statefork.driver import Captured, Driver, Live, Place
 from statefork.errors import CriuError, Exists, HostUnsupported, KernelError, NotCapturable, NotFound, WaypointError
 from statefork.manifest import Manifest
 from statefork.model import Capabilities, Capability, ExecRequest, ExecResult, Mode, RunRequest
+from statefork.registry import Backend, Method
 from waypoint.kernel.tools import criu_argv, criu_version
 
-__all__ = ["HybridDriver"]
+__all__ = ["BACKEND", "HybridDriver"]
 
 INSTALL = "apt-get install podman runc iproute2, and `waypoint setup` for CRIU"
 RUN_TIMEOUT = 30.0
@@ -349,3 +351,40 @@ class HybridDriver(ContainerDriver):
 
 def _note(place: Place, container: str) -> None:
     (place.directory / "container").write_text(container + "\n")
+
+
+def _build(
+    container_name: str,
+    dockerfile_dir: Path | None = None,
+    base_image: str | None = None,
+    export_dir: Path | None = None,
+    extra_args: tuple[str, ...] = (),
+) -> HybridDriver:
+    return HybridDriver(Source(dockerfile_dir, base_image, container_name, extra_args), export_dir)
+
+
+def _attach(container_name: str, export_dir: Path | None = None) -> HybridDriver:
+    return HybridDriver(Source(container_name=container_name), export_dir)
+
+
+BACKEND = Backend(
+    name="hybrid",
+    summary="files, processes, memory, shell",
+    driver=HybridDriver,
+    probe=lambda: HybridDriver(Source(base_image="none")).probe(),
+    methods=(
+        Method(
+            "hybrid_build",
+            _build,
+            tuple(ARGUMENTS[n] for n in ("dockerfile_dir", "base_image", "container_name", "export_dir", "extra_args")),
+            required=(("dockerfile_dir", "base_image"), ("container_name",)),
+        ),
+        Method(
+            "hybrid_attach",
+            _attach,
+            tuple(ARGUMENTS[n] for n in ("container_name", "export_dir")),
+            required=(("container_name",),),
+            attach=True,
+        ),
+    ),
+)

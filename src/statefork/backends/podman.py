@@ -6,9 +6,11 @@ import resource
 import shutil
 from pathlib import Path
 
-from statefork.backends.containers import ContainerDriver, ContainerTool
+from statefork.backends.container_methods import container_methods
+from statefork.backends.containers import ContainerDriver, ContainerTool, Source
+from statefork.registry import Backend
 
-__all__ = ["PodmanDriver", "podman_tool", "ulimit_options"]
+__all__ = ["BACKEND", "PodmanDriver", "podman_tool", "ulimit_options"]
 
 INSTALL = "apt-get install podman runc"
 
@@ -42,3 +44,12 @@ class PodmanDriver(ContainerDriver):
 
     def run_options(self) -> list[str]:
         return ulimit_options()
+
+
+BACKEND = Backend(
+    name="podman",
+    summary="files",
+    driver=PodmanDriver,
+    probe=lambda: PodmanDriver(Source()).probe(),
+    methods=container_methods(PodmanDriver),
+)
