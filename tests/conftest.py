@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rootfs import bash_rootfs
 
+from rootfs import bash_rootfs
 from waypoint.bases import base_from_rootfs
 from waypoint.engine import Engine
 from waypoint.kernel import cgroups, nat, processes

@@ -382,13 +382,13 @@ static void loop(void)
 		reap();		/* always: ready descriptors keep ppoll from letting the signal in */
 		read_terminal();
 		read_control();
+		serve_clients();	/* before delivering: a flushed client has room again, and nothing else would wake us */
 		for (int k = 0; k < n_commands; k++)
 			if (commands[k]->state != QUEUED) {
 				pump_input(commands[k]);
 				pump_output(commands[k]);
 				deliver(commands[k]);
 			}
-		serve_clients();
 		start_next();
 		clock_gettime(CLOCK_MONOTONIC, &now);
 		int64_t ms = now.tv_sec * 1000 + now.tv_nsec / 1000000;
