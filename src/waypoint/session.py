@@ -154,7 +154,16 @@ class Session:
             argv, env=list(variables.items()), user=user, cwd=cwd or workdir, stdin=stdin, merge=merge
         )
 
-    def wait(self, command_id: int | None = None, *, timeout: float | None = None) -> ExecResult:
+    def wait(
+        self,
+        command_id: int | None = None,
+        *,
+        timeout: float | None = None,
+        on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
+        on_start: Callable[[int], None] | None = None,
+        limit: int = commands.DEFAULT_LIMIT,
+    ) -> ExecResult:
         """The outcome of a command that somebody started, by default of the one in the shell now.
 
         A fork of a session that was in the middle of a command goes on with it: here is its exit code.
@@ -165,6 +174,9 @@ class Session:
             if command_id <= 0:
                 raise WrongState(f"session {self.id} has run no command yet", session=self.id)
         request = commands.Request(b"", b"", timeout=timeout)
+        request.on_stdout, request.on_stderr, request.limit = on_stdout, on_stderr, limit
+        if on_start is not None:
+            on_start(command_id)
         return commands.follow(self, command_id, request)
 
     def signal(self, number: int, command_id: int | None = None) -> None:
