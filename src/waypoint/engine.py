@@ -20,6 +20,7 @@ from waypoint.kernel.launch import ID_BASE
 from waypoint.kernel.network import resolv_conf
 from waypoint.model import BaseRecord, Limits, Network, Process, SessionRecord, SnapshotRecord, Spec
 from waypoint.session import Session, check_name, fork_threads, new_id
+from waypoint.squash import DEPTH, squash
 from waypoint.store.store import Store
 
 __all__ = ["Engine"]
@@ -237,6 +238,15 @@ class Engine:
         from waypoint.sweep import sweep
 
         return sweep(self.store, self.boot).as_dict()
+
+    def keep_shallow(self, record: SnapshotRecord) -> SnapshotRecord:
+        """Merge the layers of a snapshot whose chain has grown deep; sessions that run over the old ones are not touched."""
+        base = self.store.db.base(record.base)
+        if base.flat or len(record.layers) <= DEPTH:
+            return record
+        layers = squash(self.store, base, record.layers)
+        self.store.db.update_snapshot(record.id, layers=layers)
+        return replace(record, layers=layers)
 
     def prune_automatic(self, session: str, keep: int) -> None:
         """Automatic snapshots beyond the newest `keep` are cut out of the chain; their children move up."""

@@ -215,7 +215,8 @@ class Session:
                 raise UsageError(f"this tree has a snapshot named {name} already", name=name)
             shell = shell_state(self)
             with locks.exclusive(self._store.paths.session_lock(self.id)):
-                return self._capture(name, shell, began, created, end_session=False)
+                taken = self._capture(name, shell, began, created, end_session=False)
+            return self._engine.keep_shallow(taken)
 
     def _capture(
         self, name: str | None, shell: dict[str, Any] | None, began: float, created: float, *, end_session: bool

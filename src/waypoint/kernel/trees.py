@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 from hashlib import blake2b
 from pathlib import Path
 
 from waypoint.errors import DiskFull, KernelError
 
-__all__ = ["Measure", "allocated_bytes", "copy_tree", "discard_tree", "fingerprint", "measure"]
+__all__ = ["Measure", "allocated_bytes", "copy_listed", "copy_tree", "discard_tree", "fingerprint", "measure"]
 
 _INLINE_ENTRIES = 500
 
@@ -80,6 +81,47 @@ def copy_tree(source: Path, target: Path) -> None:
         if any("No space left" in line for line in said):
             raise DiskFull(f"no space to copy {source}; nothing was lost")
         raise KernelError(f"copying {source} failed: {'; '.join(said[-3:])}")
+
+
+def copy_listed(root: int, paths: list[str], target: Path) -> None:
+    """Copy exactly these entries of the tree at descriptor `root` into `target`, hard links among them kept.
+
+    tar leaves sockets out, so those are made by hand.
+    """
+    sockets = {path for path in paths if stat.S_ISSOCK(os.lstat(f"/proc/self/fd/{root}/{path}").st_mode)}
+    listed = b"".join(os.fsencode(f"./{path}") + b"\0" for path in paths if path not in sockets)
+    keep = ["--xattrs", "--xattrs-include=*", "--acls", "--numeric-owner"]
+    packer = subprocess.Popen(
+        ["tar", "-C", f"/proc/self/fd/{root}", "-S", *keep, "--null", "--no-recursion", "-cf", "-", "-T", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=(root,),
+    )
+    unpacker = subprocess.Popen(
+        ["tar", "-C", str(target), *keep, "--same-permissions", "--same-owner", "-xf", "-"],
+        stdin=packer.stdout,
+        stderr=subprocess.PIPE,
+    )
+    assert packer.stdout is not None and packer.stdin is not None and packer.stderr is not None
+    packer.stdout.close()
+    with packer.stdin as names:
+        names.write(listed)
+    said = unpacker.communicate()[1] + packer.stderr.read()
+    packer.stderr.close()
+    if packer.wait() or unpacker.returncode:
+        discard_tree(target)
+        text = said.decode(errors="replace").strip()
+        raise (
+            DiskFull("no space to merge layers")
+            if "No space left" in text
+            else KernelError(f"merging layers failed: {text}")
+        )
+    for path in sockets:
+        st = os.lstat(f"/proc/self/fd/{root}/{path}")
+        os.mknod(target / path, st.st_mode)
+        os.chown(target / path, st.st_uid, st.st_gid)
+        (target / path).chmod(st.st_mode & 0o7777)
 
 
 def allocated_bytes(root: Path) -> int:

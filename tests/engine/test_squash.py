@@ -1,0 +1,47 @@
+"""A deep chain is merged, and the merged layer is exactly what the chain was."""
+
+from __future__ import annotations
+
+import pytest
+
+from waypoint import engine as engine_module
+from waypoint.session import Session
+
+STEPS = [
+    "mkdir -p /a/b /c; echo 1 > /a/b/f; echo keep > /a/keep; ln /a/keep /a/hard; mkfifo /c/p; touch -d 2001-02-03 /a/old",
+    "rm /a/b/f; echo 2 > /a/b/g; chmod 700 /c; chown 12:34 /a/b/g; ln -s nowhere /a/link",
+    "mv /a /moved; mkdir /a; echo new > /a/new; rm -rf /usr/share; mkdir /usr/share; echo only > /usr/share/only",
+    "rm -rf /c; echo file > /c; mv /etc /etc2; cp -a /etc2 /etc; truncate -s 1M /sparse; bash -c 'exec -a x sleep 0'",
+    "rm /moved/keep; mkdir -p /deep/er/still; echo d > /deep/er/still/f; setfattr -n user.x -v y /deep 2>/dev/null; true",
+    "mv /deep/er /er; echo last > /last",
+]
+LISTING = (
+    "cd /; find . -xdev \\( -path ./.waypoint -o -path ./proc -o -path ./sys -o -path ./dev \\) -prune -o "
+    "-printf '%y %m %U %G %s %p %l %T@\\n' | grep -v '^d' | sort; find . -xdev -path ./proc -prune -o -type f -name '[a-z]*' "
+    "-path './[aemdl]*' -exec cat {} + | md5sum; find . -xdev \\( -path ./proc -o -path ./sys \\) -prune -o -type d -printf '%m %U %p\\n' | sort"
+)
+
+
+def test_merged_chain_is_the_same(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in STEPS:
+        session.exec(step)
+        session.restore(session.snapshot().id)
+    wanted = session.exec(LISTING, timeout=60).stdout
+    assert len(session.record.layers) > len(STEPS)
+    monkeypatch.setattr(engine_module, "DEPTH", 3)
+    merged = session.snapshot("merged")
+    assert len(merged.layers) == 2
+    session.restore("merged")
+    said = session.exec(LISTING, timeout=60).stdout
+    assert said.decode().splitlines() == wanted.decode().splitlines()
+    session.exec("echo more >> /a/new; rm /last; mv /moved /again")
+    (fork,) = session.fork(1)
+    assert fork.exec("cat /a/new /again/hard; ls /last").stdout == b"new\nmore\nkeep\n"
+
+
+def test_a_long_chain_of_generations(session: Session) -> None:
+    for i in range(60):
+        session.exec(f"echo {i} > /n; echo {i} > /f{i}")
+        session.restore(session.snapshot().id)
+    assert len(session.record.layers) < 50
+    assert session.exec("cat /n; ls /f* | wc -l; cat /f0 /f59").stdout == b"59\n60\n0\n59\n"
