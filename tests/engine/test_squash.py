@@ -18,7 +18,7 @@ STEPS = [
 LISTING = (
     "cd /; find . -xdev \\( -path ./.waypoint -o -path ./proc -o -path ./sys -o -path ./dev \\) -prune -o "
     "-printf '%y %m %U %G %s %p %l %T@\\n' | grep -v '^d' | sort; find . -xdev -path ./proc -prune -o -type f -name '[a-z]*' "
-    "-path './[aemdl]*' -exec cat {} + | md5sum; find . -xdev \\( -path ./proc -o -path ./sys \\) -prune -o -type d -printf '%m %U %p\\n' | sort"
+    "-path './[aemdl]*' -exec md5sum {} + | sort; find . -xdev \\( -path ./proc -o -path ./sys \\) -prune -o -type d -printf '%m %U %p\\n' | sort"
 )
 
 
