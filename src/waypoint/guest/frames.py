@@ -14,6 +14,7 @@ MAX_TEXT = 8 << 20
 HELLO, EXEC, RUN, INPUT, SIGNAL, END, FOLLOW = b"H", b"X", b"R", b"I", b"K", b"E", b"A"
 TERMINAL, KEYS, RESIZE, QUIESCE, BACKGROUND = b"T", b"t", b"W", b"Q", b"B"
 STATE, STARTED, STDOUT, STDERR, DONE, BUSY, READY, ERROR, LOG = b"s", b"x", b"o", b"e", b"d", b"b", b"q", b"!", b"g"
+SCREEN, ENDED = b"r", b"z"
 
 EXEC_INPUT, EXEC_NO_WAIT, EXEC_MERGE = 1, 2, 4
 
@@ -21,6 +22,7 @@ DONE_HEAD = struct.Struct("<iBQQ")
 OFFSET = struct.Struct("<Q")
 OFFSETS = struct.Struct("<QQ")
 SIZE = struct.Struct("<HH")
+ATTACH = struct.Struct("<HHQ")
 
 
 class Frame(NamedTuple):

@@ -252,6 +252,7 @@ static void deliver(struct command *c)
 }
 
 #include "shell.h"
+#include "terminal.h"
 #include "serve.h"
 
 /* --------------------------------------------------------------------- loop */

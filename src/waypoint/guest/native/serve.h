@@ -10,56 +10,6 @@ static int client_may_send(int i)
 	return 1;
 }
 
-static void terminal_bytes(const char *bytes, size_t n)
-{
-	for (int i = 0; i < MAX_CLIENTS; i++)
-		if (clients[i].fd >= 0 && clients[i].terminal)
-			reply(i, F_KEYS, 0, bytes, n);
-}
-
-static void resize(const char *payload, size_t n)
-{
-	uint16_t rows_cols[2];
-	struct winsize size = { 0 };
-
-	if (n < sizeof(rows_cols))
-		return;
-	memcpy(rows_cols, payload, sizeof(rows_cols));
-	size.ws_row = rows_cols[0];
-	size.ws_col = rows_cols[1];
-	ioctl(slave, TIOCSWINSZ, &size);
-}
-
-static void attach_terminal(int i, const char *payload, size_t n)
-{
-	static char part[32 << 10];
-	uint64_t at = screen.start;
-	struct winsize size;
-
-	for (size_t got; (got = spool_get(&screen, at, part, sizeof(part))); at += got)
-		reply(i, F_KEYS, 0, part, got);
-	clients[i].terminal = 1;
-	/* a changed size makes full-screen programs draw themselves anew, so change it even to what it was */
-	if (!ioctl(slave, TIOCGWINSZ, &size)) {
-		size.ws_col++;
-		ioctl(slave, TIOCSWINSZ, &size);
-	}
-	resize(payload, n);
-	close(open(DIR "/tty", O_WRONLY | O_CREAT | O_CLOEXEC, 0644));
-	if (shell_waiting) {
-		shell_waiting = 0;
-		must(write(bell, "P\n", 2) != 2, "ringing the shell");
-	}
-}
-
-static void terminals_left(void)
-{
-	for (int i = 0; i < MAX_CLIENTS; i++)
-		if (clients[i].fd >= 0 && clients[i].terminal)
-			return;
-	unlink(DIR "/tty");
-}
-
 static void start_run(struct command *c, const char *text, size_t n)
 {
 	const char *end = text + n, *user = text, *cwd, *word;

@@ -8,7 +8,9 @@ static int shell_at_prompt, shell_fresh, shell_quick_deaths;
 static time_t shell_started_at;
 static char *keys;
 static size_t n_keys;
-static void terminal_bytes(const char *bytes, size_t n);
+static void screen_put(const char *bytes, size_t n);
+static void terminals_ended(void);
+static void read_terminal(void);
 
 static void must(int failed, const char *what)
 {
@@ -106,8 +108,11 @@ static void shell_died(int code)
 
 	shell_fresh = 1;
 	shell_quick_deaths = time(NULL) - shell_started_at < 2 ? shell_quick_deaths + 1 : 0;
+	read_terminal();
 	if (c)
 		finish(c, code, 1, shell_cwd);
+	else
+		terminals_ended();
 	current = 0;
 	shell_pid = 0;
 	if (shell_quick_deaths < 20)
@@ -161,8 +166,7 @@ static void read_terminal(void)
 		if (clients[i].fd >= 0 && clients[i].terminal && clients[i].n_out > (256 << 10))
 			return;		/* a slow terminal holds its programs back, as any terminal does */
 	while ((n = read(master, buffer, sizeof(buffer))) > 0) {
-		spool_put(&screen, buffer, n);
-		terminal_bytes(buffer, n);
+		screen_put(buffer, n);
 		if (n < (ssize_t)sizeof(buffer))
 			break;
 	}
@@ -197,6 +201,8 @@ static void control_message(char *text)
 	} else if (!strcmp(text, "P")) {
 		shell_at_prompt = 1;
 		shell_waiting = 0;
+	} else if (!strcmp(text, "X")) {
+		terminals_ended();
 	} else if (!strcmp(text, "S")) {
 		if (c)
 			c->started = 1;

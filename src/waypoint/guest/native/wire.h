@@ -17,7 +17,7 @@
 #define F_SIGNAL 'K'	/* u8 signal number, to the command in the header */
 #define F_END 'E'	/* end the command: INT, then TERM, then KILL, then the shell itself */
 #define F_FOLLOW 'A'	/* u64 stdout offset, u64 stderr offset: stream a command from there */
-#define F_TERMINAL 'T'	/* u16 rows, u16 cols: become a terminal */
+#define F_TERMINAL 'T'	/* u16 rows, u16 cols, u64 offset: become a terminal that has seen all before offset, if it is still known */
 #define F_KEYS 't'	/* terminal bytes, either way */
 #define F_RESIZE 'W'	/* u16 rows, u16 cols */
 #define F_QUIESCE 'Q'	/* drop every connection, then F_READY, then close this one too */
@@ -33,6 +33,8 @@
 #define F_READY 'q'
 #define F_ERROR '!'	/* text */
 #define F_LOG 'g'
+#define F_SCREEN 'r'	/* u64 offset, before and after what a terminal missed; the first tells where that begins */
+#define F_ENDED 'z'	/* to terminals: the shell ended of itself */
 
 #define EXEC_INPUT 1	/* stdin will be sent; otherwise it is /dev/null */
 #define EXEC_NO_WAIT 2	/* answer F_BUSY rather than queue */
