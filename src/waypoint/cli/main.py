@@ -13,15 +13,27 @@ COMPLETION = "_WAYPOINT_COMPLETE"
 
 def main() -> NoReturn:
     words = sys.argv[1:]
-    if words[:1] == ["exec"] and COMPLETION not in os.environ:
-        from waypoint.cli import quick
+    try:
+        if words[:1] == ["exec"] and COMPLETION not in os.environ:
+            from waypoint.cli import quick
 
-        code = quick.attempt(words[1:])
-        if code is not None:
-            # Nothing is left to do, and taking the interpreter down piece by piece would cost milliseconds.
-            sys.stderr.flush()
-            os._exit(code)
-    sys.exit(_whole(words))
+            code = quick.attempt(words[1:])
+            if code is not None:
+                # Nothing is left to do, and taking the interpreter down piece by piece would cost milliseconds.
+                sys.stderr.flush()
+                os._exit(code)
+        sys.exit(_whole(words))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered has nowhere to go
+        sys.exit(141)
+    except Exception as error:  # noqa: BLE001  a mistake of ours: say so, and end as the contract says
+        sys.exit(_mistake(error, _as_json(words)))
+
+
+def _as_json(words: list[str]) -> bool:
+    return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
 def _whole(words: list[str]) -> int:
@@ -31,8 +43,6 @@ def _whole(words: list[str]) -> int:
     from waypoint.cli.commands import waypoint
     from waypoint.errors import UsageError, WaypointError
 
-    options = words[: words.index("--")] if "--" in words else words
-    as_json = "--json" in options
     try:
         code = waypoint.main(words, prog_name="waypoint", standalone_mode=False, complete_var=COMPLETION)
         sys.stdout.flush()
@@ -41,21 +51,32 @@ def _whole(words: list[str]) -> int:
         error.show()
         return 2
     except click.UsageError as error:
-        if as_json:
-            return output.fail(UsageError(error.format_message()), as_json)
+        if _as_json(words):
+            return output.fail(UsageError(error.format_message()), as_json=True)
         error.show()
         return 2
     except click.ClickException as error:
-        return output.fail(WaypointError(error.format_message()), as_json)
+        return output.fail(WaypointError(error.format_message()), _as_json(words))
     except WaypointError as error:
-        return output.fail(error, as_json)
-    except (click.Abort, KeyboardInterrupt):
+        return output.fail(error, _as_json(words))
+    except click.Abort:
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads: what is still buffered has nowhere to go
-        return 141
-    except OSError as error:
-        return output.fail(WaypointError(f"{error.filename or 'the system'}: {error.strerror or error}"), as_json)
+
+
+def _mistake(error: Exception, as_json: bool) -> int:
+    import traceback
+
+    from waypoint.cli import output
+    from waypoint.errors import WaypointError
+
+    trace = "".join(traceback.format_exception(error))
+    if isinstance(error, OSError) and error.filename:
+        message = f"{error.filename}: {error.strerror}"
+    else:
+        message = f"{type(error).__name__}: {error}; this is a mistake in Waypoint"
+    if not as_json:
+        sys.stderr.write(trace)
+    return output.fail(WaypointError(message, traceback=trace), as_json)
 
 
 if __name__ == "__main__":
