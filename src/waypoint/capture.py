@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ def take(
         bringup.retire(store, live, wait=True)
     if not sealing.rehome:
         return Taken(record, None if end_session else init)
-    return Taken(record, _rehome(store, base, session, record))
+    return _rehome(store, base, session, record, dumped.paused_ms)
 
 
 def take_files(
@@ -200,8 +200,11 @@ def _undo(store: Store, session: SessionRecord, sealing: _Sealing, staging: Path
         store.discard_layers([sealing.new_layer])
 
 
-def _rehome(store: Store, base: BaseRecord, session: SessionRecord, record: SnapshotRecord) -> Process:
+def _rehome(
+    store: Store, base: BaseRecord, session: SessionRecord, record: SnapshotRecord, paused_ms: float
+) -> Taken:
     """Restore the session over its own sealed upper. If that fails it is paused at the snapshot: nothing is lost."""
+    began = time.perf_counter()
     try:
         live = bringup.restore_tree(store, base, record, session.spec, store.paths.session(session.id), {})
     except WaypointError as error:
@@ -218,7 +221,9 @@ def _rehome(store: Store, base: BaseRecord, session: SessionRecord, record: Snap
         layers=live.layers,
         pause=None,
     )
-    return live.init
+    record = replace(record, paused_ms=paused_ms + (time.perf_counter() - began) * 1000)
+    store.db.update_snapshot(record.id, paused_ms=record.paused_ms)
+    return Taken(record, live.init)
 
 
 def quiesce(init: Process, session: str) -> None:

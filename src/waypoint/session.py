@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from waypoint import bringup, capture, faults
-from waypoint.errors import UsageError, WaypointError, WrongState
+from waypoint.errors import UsageError, WrongState
 from waypoint.guest import commands, frames
 from waypoint.guest.connection import Connection, connect
 from waypoint.manifest import shell_state
@@ -284,6 +284,12 @@ class Session:
         faults.point("restore-committed")
         self._engine.end_incarnation(record)
         faults.point("restore-retired")
+        self._drop_pause(record)
+
+    def _drop_pause(self, record: SessionRecord) -> None:
+        """The snapshot that held a paused session has no other use."""
+        if record.pause is not None and self._store.db.snapshot(record.pause).pinned:
+            self._engine.drop_snapshots([record.pause])
 
     def fork(
         self, n: int = 1, *, from_snapshot: str | None = None, names: Sequence[str] | None = None
@@ -327,8 +333,6 @@ class Session:
             faults.point("resume-up")
             self._take_place(record, target, live)
             faults.point("resume-committed")
-            if target.pinned:
-                self._engine.drop_snapshots([target.id])
 
     def remove(self) -> None:
         """End the session and drop its private files. Its snapshots stay."""
@@ -336,8 +340,7 @@ class Session:
             record = self.record
             self._store.db.remove_session(self.id)
             self._engine.end_incarnation(record)
-            if record.pause is not None and self._store.db.snapshot(record.pause).pinned:
-                self._engine.drop_snapshots([record.pause])
+            self._drop_pause(record)
         self._engine.forget_session_directory(self.id)
 
 
@@ -347,14 +350,3 @@ def new_id(kind: str) -> str:
 
 def fork_threads(n: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(n, _FORK_THREADS), thread_name_prefix="fork")
-
-
-def each(sessions: Sequence[Session], work: Callable[[Session], None]) -> list[WaypointError]:
-    """Apply `work` to every session, however many fail."""
-    failures = []
-    for session in sessions:
-        try:
-            work(session)
-        except WaypointError as error:
-            failures.append(error)
-    return failures

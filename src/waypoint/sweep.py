@@ -41,6 +41,7 @@ def sweep(store: Store, boot: str, *, timeout: float = 60) -> Swept:
     swept = Swept()
     with locks.exclusive(store.paths.gate, timeout=timeout):
         _half_made_sessions(store, swept)
+        _forgotten_pauses(store, swept)
         live = _strays(store, boot, swept)
         _groups(store, live, swept)
         _links(store, live, swept)
@@ -57,6 +58,16 @@ def _half_made_sessions(store: Store, swept: Swept) -> None:
         if record.state == "creating":
             store.db.remove_session(record.id)
             swept.sessions += 1
+
+
+def _forgotten_pauses(store: Store, swept: Swept) -> None:
+    """A snapshot that held a paused session, which has been resumed or removed since."""
+    held = {record.pause for record in store.db.sessions()}
+    for record in store.db.snapshots():
+        if record.pinned and record.id not in held:
+            store.db.reparent(record.id, record.parent)
+            store.db.remove_snapshots([record.id])
+            swept.images += 1
 
 
 def _strays(store: Store, boot: str, swept: Swept) -> set[int]:

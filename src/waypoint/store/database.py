@@ -302,8 +302,10 @@ class Database:
         return self._connection().execute(query, (tree, name)).fetchone() is not None
 
     def snapshots(self, tree: str | None = None) -> list[SnapshotRecord]:
+        """Without their manifests, which are large; `snapshot` has it."""
         where, values = ("", ()) if tree is None else (" WHERE tree=?", (tree,))
-        rows = self._connection().execute(f"SELECT * FROM snapshots{where} ORDER BY created, id", values)
+        columns = ",".join("'{}' AS manifest" if name == "manifest" else name for name in _SNAPSHOT_COLUMNS)
+        rows = self._connection().execute(f"SELECT {columns} FROM snapshots{where} ORDER BY created, id", values)
         return [_snapshot(row) for row in rows]
 
     def reparent(self, snapshot: str, parent: str | None) -> None:
