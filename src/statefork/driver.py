@@ -39,7 +39,7 @@ from typing import Any, ClassVar
 
 from statefork.errors import ExecTimeout, KernelError, Unsupported
 from statefork.files import GuestFiles
-from statefork.manifest import Manifest, read_guest_manifest
+from statefork.manifest import Comparison, Manifest, read_guest_manifest
 from statefork.model import Capabilities, ExecRequest, ExecResult, Mode, RunRequest
 
 __all__ = ["Captured", "Driver", "ExecRequest", "Live", "Place", "RunRequest"]
@@ -174,6 +174,10 @@ class Driver(ABC):
             return live.manifest()
         finally:
             live.stop()
+
+    def compare(self, a: Captured, b: Captured | Live) -> Comparison | None:
+        """Which files differ, where that can be told without reading all of them; None: ask for both manifests."""
+        return None
 
     def close(self) -> None:
         """The tree is gone: free what belongs to the driver as a whole (an image it built). Called once."""

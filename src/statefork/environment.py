@@ -28,7 +28,6 @@ from statefork.errors import Busy, ExecTimeout, Unsupported, UsageError, Waypoin
 from statefork.family import Family, Standing, mapped
 from statefork.history import History, Stats
 from statefork.home import default_home
-from statefork.manifest import compare
 from statefork.model import (
     Capabilities,
     Capability,
@@ -334,9 +333,7 @@ class Environment:
                 raise Unsupported(f"{self.backend} stores no files, so there is nothing to compare")
             first = self._family.tree.find(a)
             second = self._family.tree.find(b) if b is not None else None
-            files_a = self._family.manifest(first)
-            files_b = self._family.manifest(second) if second else self._live("compare files").manifest()
-            added, changed, removed = compare(files_a, files_b)
+            added, changed, removed = self._family.compare(first, second or self._live("compare files"))
             here, there = set(first.snapshot.processes), set(second.snapshot.processes) if second else set()
             return Diff(
                 a=first.snapshot.id,

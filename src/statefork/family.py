@@ -14,7 +14,7 @@ from pathlib import Path
 from statefork.driver import Driver, Live, Place
 from statefork.errors import DiskFull, KernelError, NotFound, WaypointError
 from statefork.home import Grounds
-from statefork.manifest import Manifest
+from statefork.manifest import Comparison, Manifest, compare
 from statefork.model import Mode, Snapshot
 from statefork.tree import Node, SnapshotTree, mint
 
@@ -109,6 +109,13 @@ class Family:
         self._grounds.clear(node.place)
         self.tree.drop(node)
         self._manifests.pop(node.snapshot.id, None)
+
+    def compare(self, a: Node, b: Node | Live) -> Comparison:
+        """Which files differ from `a` to `b`."""
+        found = self.driver.compare(a.captured, b.captured if isinstance(b, Node) else b)
+        if found is not None:
+            return found
+        return compare(self.manifest(a), self.manifest(b) if isinstance(b, Node) else b.manifest())
 
     def manifest(self, node: Node) -> Manifest:
         """Read once: a snapshot does not change."""

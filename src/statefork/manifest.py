@@ -12,10 +12,13 @@ from typing import IO
 from statefork.errors import KernelError
 from statefork.model import ExecResult, RunRequest, Stream
 
-__all__ = ["Manifest", "compare", "manifest_of_tar", "read_guest_manifest"]
+__all__ = ["Comparison", "Manifest", "compare", "manifest_of_tar", "read_guest_manifest"]
 
 Manifest = Mapping[str, str]
 """Absolute path to a word for all that can differ: kind, mode, owner, and the digest or the link's target."""
+
+Comparison = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+"""Paths added, changed and removed, each sorted."""
 
 KERNEL_DIRECTORIES = ("proc", "sys", "dev")
 """Filled by the kernel, different at every look."""
@@ -86,7 +89,7 @@ def read_guest_manifest(run: Callable[[RunRequest], ExecResult]) -> dict[str, st
     return entries
 
 
-def compare(a: Manifest, b: Manifest) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+def compare(a: Manifest, b: Manifest) -> Comparison:
     """Paths added, changed and removed from `a` to `b`."""
     added = tuple(sorted(path for path in b if path not in a))
     removed = tuple(sorted(path for path in a if path not in b))
