@@ -1,0 +1,90 @@
+"""What a suite has to know of a backend, and the fixtures that all its parts share."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statefork.environment import Environment
+from statefork.factory import create_env_manager
+from statefork.model import Capability
+
+__all__ = ["Contract", "Subject", "brings_back", "eventually"]
+
+DEADLINE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """How to make environments of one backend for tests."""
+
+    method: str
+    arguments: Mapping[str, Any]
+    left_behind: Callable[[Path], list[str]]
+    """Everything on this host, beside the state directory, that still belongs to environments of a state directory."""
+    named: bool = False
+    """True if the method takes a container_name: each environment is given a fresh one."""
+    attach: Callable[[Path], AbstractContextManager[Environment]] | None = None
+    """Makes something, attaches to it, and afterwards checks that it is still there and removes it."""
+    spoil: Callable[[Environment, str], None] | None = None
+    """Damages the stored state of a snapshot, so that it cannot be brought back."""
+    scratch: str = "/tmp/contract"
+    """A directory inside that tests may write to; need not exist."""
+    notes: tuple[str, ...] = field(default=())
+
+    def create(self, home: Path) -> Environment:
+        return create_env_manager(self.method, home=home, **self.fresh_arguments())
+
+    def fresh_arguments(self) -> dict[str, Any]:
+        extra = {"container_name": f"contract-{secrets.token_hex(5)}"} if self.named else {}
+        return {**self.arguments, **extra}
+
+
+class Contract:
+    """The base of the suite's parts: a subclass has a fixture `subject`."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def home(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return tmp_path_factory.mktemp("statefork")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def shared(cls, subject: Subject, home: Path) -> Iterator[Environment]:
+        """One environment for all tests that leave its shell usable."""
+        with subject.create(home) as environment:
+            environment.run(["mkdir", "-p", subject.scratch])
+            yield environment
+
+    @pytest.fixture
+    def fresh(self, subject: Subject, tmp_path: Path) -> Iterator[Environment]:
+        """An environment for one test; afterwards it and all its forks must be gone without a trace."""
+        home = tmp_path / "home"
+        environment = subject.create(home)
+        try:
+            environment.run(["rm", "-rf", subject.scratch])
+            environment.run(["mkdir", "-p", subject.scratch])
+            yield environment
+        finally:
+            environment.destroy()
+        assert subject.left_behind(home) == []
+        assert list((home / "trees").iterdir()) == []
+
+
+def brings_back(environment: Environment, capability: Capability) -> bool:
+    return capability in environment.capabilities.restores
+
+
+def eventually(what: str, check: Callable[[], bool]) -> None:
+    """Poll until it is so."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not check():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS:g} s: {what}"
+        time.sleep(0.02)
