@@ -15,7 +15,11 @@ def account(view: View, user: str) -> tuple[int, int]:
     name, _, group = (user or "0").partition(":")
     uid = gid = int(name) if _number(name) else -1
     for fields in _lines(view, "/etc/passwd"):
-        if len(fields) > 3 and _number(fields[2]) and (fields[0] == name or (_number(name) and fields[2] == str(int(name)))):
+        if (
+            len(fields) > 3
+            and _number(fields[2])
+            and (fields[0] == name or (_number(name) and fields[2] == str(int(name))))
+        ):
             uid, gid = int(fields[2]), int(fields[3]) if _number(fields[3]) else int(fields[2])
             break
     if uid < 0 and name == "root":

@@ -15,6 +15,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from waypoint.accounts import account
@@ -24,13 +25,12 @@ from waypoint.guest.layer import PRIVATE
 from waypoint.kernel.attributes import attributes, set_attributes
 from waypoint.kernel.contents import copy_contents, open_regular
 from waypoint.kernel.syscalls import open_inside
-from waypoint.model import SessionRecord
-from waypoint.view import Kind, View, find, kind_of, local_view, names_in, open_view
+from waypoint.view import Kind, View, kind_of, local_view, names_in, open_view
 
 if TYPE_CHECKING:
     from waypoint.engine import Engine
 
-__all__ = ["Copied", "Location", "Progress", "copy", "parse_location"]
+__all__ = ["Copied", "Location", "Progress", "copy", "parse_location", "staged", "start_owner"]
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
@@ -74,7 +74,9 @@ def parse_location(text: str) -> Location:
     if not colon or text.startswith(("/", ".")) or "/" in key:
         return Location(None, text)
     if not key or not path.startswith("/"):
-        raise UsageError(f"{text}: give an absolute path after the colon, as in SESSION:/path; a local file with a colon is ./{text}")
+        raise UsageError(
+            f"{text}: give an absolute path after the colon (SESSION:/path); a local file of that name is ./{text}"
+        )
     return Location(key, path)
 
 
@@ -88,8 +90,8 @@ def copy(
 ) -> Copied:
     """Copy `source` to `target`; one of them, or both, is in a session (a snapshot only as source).
 
-    What arrives in a session belongs to its start user, what arrives here to the caller; with `archive` owners stay the same numbers,
-    and setuid bits, access lists and file capabilities are kept too.
+    What arrives in a session belongs to its start user, what arrives here to the caller; with `archive` owners stay the same
+    numbers, and setuid bits, access lists and file capabilities are kept too.
     """
     origin, destination = parse_location(source), parse_location(target)
     if origin.key is None and destination.key is None:
@@ -97,7 +99,7 @@ def copy(
     with ExitStack() as stack:
         reading = stack.enter_context(_side(engine, origin, write=False))
         writing = stack.enter_context(_side(engine, destination, write=True))
-        owner = None if archive or destination.key is None else start_owner(engine, writing)
+        owner = None if archive or destination.key is None else start_owner(writing)
         work = _Copy(reading, writing, owner, archive, on_progress)
         work.start(_absolute(origin), _absolute(destination))
     return Copied(work.files, work.directories, work.links, work.size_bytes, tuple(work.notes))
@@ -107,17 +109,16 @@ def _side(engine: Engine, location: Location, *, write: bool) -> contextlib.Abst
     return local_view() if location.key is None else open_view(engine, location.key, write=write)
 
 
-def start_owner(engine: Engine, view: View) -> tuple[int, int]:
-    """Whom new files in this live session belong to."""
-    record = find(engine, view.label)
-    assert isinstance(record, SessionRecord)
-    return account(view, record.spec.start.user)
+def start_owner(view: View) -> tuple[int, int]:
+    """Whom new files in this session belong to."""
+    assert view.record is not None
+    return account(view, view.record.spec.start.user)
 
 
 def _absolute(location: Location) -> str:
     """`..` stays for the kernel to resolve: behind a link it is not the name before it."""
     path = location.path
-    return path if path.startswith("/") else f"{os.getcwd()}/{path}"
+    return path if path.startswith("/") else f"{Path.cwd()}/{path}"
 
 
 def _names_contents(path: str) -> bool:
@@ -169,47 +170,70 @@ class _Copy:
         with self.source.directory(source) as reading:
             if there is None:
                 with self.target.parent(target) as (parent, name):
-                    made = self._make_directory(parent, name, os.fstat(reading), self.target.name(target))
+                    self._not_into_itself(parent, reading, source)
+                    made = self._make_directory(parent, name, reading, "", self.target.name(target))
                     writing = os.open(name, _DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
             else:
-                made, writing = False, self.target.open(target, _DIRECTORY)
+                made, writing = False, self.target.open(target, os.O_RDONLY | os.O_DIRECTORY)
             try:
+                self._not_into_itself(writing, reading, source)
                 self._copy_tree(reading, writing, source.rstrip("/"))
                 if made:
                     _set_times(writing, os.fstat(reading))
             finally:
                 os.close(writing)
 
+    def _not_into_itself(self, writing: int, reading: int, source: str) -> None:
+        """It would never end: the copy is part of what there is to copy."""
+        if self.source.local or self.target.local:
+            return
+        forbidden = os.fstat(reading)
+        fd = os.dup(writing)
+        try:
+            while True:
+                st = os.fstat(fd)
+                if os.path.samestat(st, forbidden):
+                    raise UsageError(f"{self.source.name(source)} cannot be copied into itself")
+                above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+                os.close(fd)
+                fd = above
+                if os.path.samestat(st, os.fstat(fd)) or self.target.is_root(fd):
+                    return
+        finally:
+            os.close(fd)
+
     # -- a tree -----------------------------------------------------------------------------------------------------
 
     def _copy_tree(self, reading: int, writing: int, label: str) -> None:
         """Directories are reached by their path below the start, so no depth of nesting uses up descriptors."""
-        goal = os.fstat(writing)
         waiting = [""]
         made: list[str] = []
         while waiting:
             below = waiting.pop()
             with explain(self.source.name(f"{label}/{below}")), self._pair(reading, writing, below) as (inner, outer):
-                at_root = not self.source.local and self.source.is_root(inner)
-                for name in names_in(inner):
-                    if at_root and name == PRIVATE:
-                        continue
+                for name, st in self._listed(inner, f"{label}/{below}" if below else label):
                     path = f"{below}/{name}" if below else name
-                    st = os.stat(name, dir_fd=inner, follow_symlinks=False)
                     if not stat.S_ISDIR(st.st_mode):
                         self._copy_entry(inner, name, outer, name, f"{label}/{path}", path, start=writing)
-                        continue
-                    if (st.st_dev, st.st_ino) == (goal.st_dev, goal.st_ino):
-                        raise UsageError(f"{self.source.name(label or '/')} cannot be copied into itself")
-                    if self.source.is_elsewhere(st):
+                    elif self.source.is_elsewhere(st):
                         self.notes.append(f"{label}/{path}: a mount of its own, left out")
-                        continue
-                    if self._make_directory(outer, name, st, f"{label}/{path}"):
-                        made.append(path)
-                    waiting.append(path)
+                    else:
+                        if self._make_directory(outer, name, inner, name, f"{label}/{path}"):
+                            made.append(path)
+                        waiting.append(path)
         for path in reversed(made):  # last of all, since every new name in a directory changes its time
             with self._pair(reading, writing, path) as (inner, outer):
                 _set_times(outer, os.fstat(inner))
+
+    def _listed(self, directory: int, label: str) -> Iterator[tuple[str, os.stat_result]]:
+        at_root = not self.source.local and self.source.is_root(directory)
+        for name in names_in(directory):
+            if at_root and name == PRIVATE:
+                continue
+            try:
+                yield name, os.stat(name, dir_fd=directory, follow_symlinks=False)
+            except FileNotFoundError:
+                self.notes.append(f"{label}/{name}: gone before it was read")
 
     @contextmanager
     def _pair(self, reading: int, writing: int, below: str) -> Iterator[tuple[int, int]]:
@@ -223,8 +247,11 @@ class _Copy:
         finally:
             os.close(inner)
 
-    def _make_directory(self, parent: int, name: str, st: os.stat_result, label: str) -> bool:
-        """Whether it is new; one that is there already keeps its owner and mode unless owners and modes are what is copied."""
+    def _make_directory(self, parent: int, name: str, reading: int, source: str, label: str) -> bool:
+        """Whether it is new; one that is there already keeps its owner and mode unless owners and modes are what is copied.
+
+        It is to be like `source` in the directory `reading`, or like that directory itself.
+        """
         self._not_private(parent, name)
         new = True
         try:
@@ -234,11 +261,15 @@ class _Copy:
             if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                 raise UsageError(f"{label}: something that is no directory has its name in the target") from None
         if new or self.archive:
-            fd = os.open(name, _DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+            like = os.open(source or ".", _DIRECTORY | os.O_CLOEXEC, dir_fd=reading)
             try:
-                self._dress(fd, st)
+                fd = os.open(name, _DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+                try:
+                    self._dress(fd, os.fstat(like), like)
+                finally:
+                    os.close(fd)
             finally:
-                os.close(fd)
+                os.close(like)
         self.directories += new
         return new
 
@@ -249,7 +280,7 @@ class _Copy:
     ) -> None:
         """`below` is the path of `final` under the directory `start` where a tree's copy began."""
         self._not_private(writing, final)
-        with explain(self.target.name(label)):
+        with explain(self.source.name(label)):
             st = os.stat(name, dir_fd=reading, follow_symlinks=False)
             if stat.S_ISLNK(st.st_mode):
                 self._copy_link(reading, name, writing, final, st)
@@ -261,7 +292,7 @@ class _Copy:
                     self._linked[_identity(st)] = below
 
     def _copy_link(self, reading: int, name: str, writing: int, final: str, st: os.stat_result) -> None:
-        with _staged(writing, final) as fresh:
+        with staged(writing, final) as fresh:
             os.symlink(os.readlink(name, dir_fd=reading), fresh, dir_fd=writing)
             owner = self._owner(st)
             if owner is not None:
@@ -278,7 +309,7 @@ class _Copy:
         with contextlib.suppress(FileNotFoundError):
             directory = open_inside(start, before or ".", _DIRECTORY, follow=False)
             try:
-                with _staged(writing, final) as fresh:
+                with staged(writing, final) as fresh:
                     os.link(name, fresh, src_dir_fd=directory, dst_dir_fd=writing, follow_symlinks=False)
             finally:
                 os.close(directory)
@@ -287,9 +318,13 @@ class _Copy:
         return False
 
     def _copy_file(self, reading: int, name: str, writing: int, final: str, label: str) -> None:
-        source = open_regular(reading, name)
         try:
-            with _staged(writing, final) as fresh:
+            source = open_regular(reading, name)
+        except FileNotFoundError:
+            self.notes.append(f"{label}: gone before it was read")
+            return
+        try:
+            with staged(writing, final) as fresh:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 target = os.open(fresh, flags, 0o600, dir_fd=writing)
                 try:
@@ -319,17 +354,18 @@ class _Copy:
             return None
         return ids[0] + self.target.idmap, ids[1] + self.target.idmap
 
-    def _dress(self, fd: int, st: os.stat_result, source: int | None = None) -> list[str]:
-        """Owner, mode, attributes. A file that changes hands loses its setuid bits, as it would by chown(2)."""
+    def _dress(self, fd: int, st: os.stat_result, source: int) -> list[str]:
+        """Owner, mode, attributes. A file that changes hands loses its setuid bits, as it would by chown(2).
+
+        Returns the attributes that could not be given.
+        """
         owner = self._owner(st)
         if owner is not None:
             os.fchown(fd, *owner)
         os.fchmod(fd, stat.S_IMODE(st.st_mode) & (0o7777 if self.archive else 0o1777))
-        if source is None:
-            return []
-        found = attributes(f"/proc/self/fd/{source}", self.source.idmap)
+        found = attributes(source, self.source.idmap)
         wanted = {name: value for name, value in found.items() if self.archive or name.startswith("user.")}
-        return set_attributes(f"/proc/self/fd/{fd}", wanted, self.target.idmap)
+        return set_attributes(fd, wanted, self.target.idmap)
 
     def _moved(self, label: str, done: int) -> None:
         self.size_bytes += done
@@ -351,7 +387,7 @@ def _set_times(fd: int, st: os.stat_result) -> None:
 
 
 @contextmanager
-def _staged(directory: int, name: str) -> Iterator[str]:
+def staged(directory: int, name: str) -> Iterator[str]:
     """A name to make the file under; it takes `name`'s place when the body is done, and is gone when that failed."""
     fresh = f".waypoint-{secrets.token_hex(6)}"
     try:

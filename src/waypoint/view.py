@@ -53,17 +53,24 @@ class Entry:
 
 
 class View:
-    """Open files below `root`. Ids on disk and inside differ by `idmap`; `writable` only for live sessions."""
+    """Everything below the descriptor `root`; ids seen through it are `idmap` above those inside."""
 
-    def __init__(self, root: int, label: str, *, idmap: int = 0, writable: bool = False, local: bool = False) -> None:
+    def __init__(self, root: int, record: SessionRecord | SnapshotRecord | None, *, idmap: int = 0) -> None:
         self.root = root
-        self.label = label
         self.idmap = idmap
-        self.writable = writable
-        self.local = local
-        """The caller's own file system: mounts may be crossed, and nothing in it is Waypoint's."""
+        self.record = record
+        """As it was when the view was opened, and still is while a session's view is open; None for the caller's own files."""
         st = os.fstat(root)
         self._identity = (st.st_dev, st.st_ino)
+
+    @property
+    def local(self) -> bool:
+        """The caller's own file system: mounts may be crossed, and nothing in it is Waypoint's."""
+        return self.record is None
+
+    @property
+    def label(self) -> str:
+        return "" if self.record is None else self.record.id
 
     def inside(self, identity: int) -> int:
         """An id as the session itself sees it."""
@@ -250,7 +257,7 @@ def open_view(engine: Engine, key: str | SessionRecord | SnapshotRecord, *, writ
                 raise UsageError(
                     f"snapshot {record.id} cannot be written to; fork it: `waypoint fork --from {record.id}`"
                 )
-            yield _closing(stack, _layers_view(engine.store, record, record.id))
+            yield _closing(stack, _layers_view(engine.store, record))
             _still_there(engine, record)
             return
         stack.enter_context(locks.shared(engine.store.paths.session_lock(record.id)))
@@ -265,7 +272,7 @@ def open_view(engine: Engine, key: str | SessionRecord | SnapshotRecord, *, writ
                 session=record.id,
                 state=record.state,
             )
-        yield _closing(stack, _layers_view(engine.store, record, record.id))
+        yield _closing(stack, _layers_view(engine.store, record))
 
 
 @contextmanager
@@ -273,7 +280,7 @@ def local_view() -> Iterator[View]:
     """The caller's own files, in the same terms."""
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield View(root, "", writable=True, local=True)
+        yield View(root, None)
     finally:
         os.close(root)
 
@@ -293,7 +300,7 @@ def _live_view(record: SessionRecord) -> View:
     if not processes.alive(init):  # asked after opening: what was opened is that very process's root
         os.close(root)
         raise SessionDead(gone, session=record.id)
-    return View(root, record.id, idmap=record.spec.idmap, writable=True)
+    return View(root, record, idmap=record.spec.idmap)
 
 
 def own_layers(record: SessionRecord | SnapshotRecord, base: BaseRecord) -> tuple[int, ...]:
@@ -303,12 +310,12 @@ def own_layers(record: SessionRecord | SnapshotRecord, base: BaseRecord) -> tupl
     return layers[:1] if base.flat else layers
 
 
-def _layers_view(store: Store, record: SessionRecord | SnapshotRecord, label: str) -> View:
+def _layers_view(store: Store, record: SessionRecord | SnapshotRecord) -> View:
     base = store.db.base(record.base)
     lower = [f"{layer}/d" for layer in own_layers(record, base)]
     root = open_overlay(store.paths.layers, lower, [Path(layer) for layer in base.layers], around_layers=base.flat)
     try:
-        return View(root, label)
+        return View(root, record)
     except BaseException:
         os.close(root)
         raise

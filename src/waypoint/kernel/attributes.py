@@ -10,7 +10,7 @@ import errno
 import os
 import struct
 
-__all__ = ["attributes", "set_attributes"]
+__all__ = ["attribute", "attributes", "set_attributes"]
 
 _CAPABILITY = "security.capability"
 _LISTS = ("system.posix_acl_access", "system.posix_acl_default")
@@ -24,11 +24,12 @@ _ABSENT = (errno.ENODATA, errno.ENOTSUP, errno.ENOENT, errno.EPERM)
 _HIDDEN = ("trusted.overlay.", "user.overlay.")
 
 
-def attributes(path: str, idmap: int) -> dict[str, bytes]:
-    """All attributes of `path` (a link is not followed), with ids made plain."""
+def attributes(path: str | int, idmap: int) -> dict[str, bytes]:
+    """All attributes of a path (a link is not followed) or descriptor, with ids made plain."""
     found: dict[str, bytes] = {}
+    follow = isinstance(path, int)
     try:
-        names = os.listxattr(path, follow_symlinks=False)
+        names = os.listxattr(path, follow_symlinks=follow)
     except OSError as error:
         if error.errno in _ABSENT:
             return found
@@ -37,19 +38,29 @@ def attributes(path: str, idmap: int) -> dict[str, bytes]:
         if name.startswith(_HIDDEN):
             continue
         try:
-            found[name] = _shifted(name, os.getxattr(path, name, follow_symlinks=False), -idmap)
+            found[name] = _shifted(name, os.getxattr(path, name, follow_symlinks=follow), -idmap)
         except OSError as error:
             if error.errno not in _ABSENT:
                 raise
     return found
 
 
-def set_attributes(path: str, values: dict[str, bytes], idmap: int) -> list[str]:
-    """Set them on `path`, shifting ids the other way; returns the names that the file system does not take."""
+def attribute(path: str, name: str) -> bytes | None:
+    """One attribute as it is stored; a link is not followed."""
+    try:
+        return os.getxattr(path, name, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return None
+        raise
+
+
+def set_attributes(fd: int, values: dict[str, bytes], idmap: int) -> list[str]:
+    """Set them on an open file, shifting ids the other way; returns the names that the file system does not take."""
     refused = []
     for name, value in values.items():
         try:
-            os.setxattr(path, name, _shifted(name, value, idmap), follow_symlinks=False)
+            os.setxattr(fd, name, _shifted(name, value, idmap))
         except OSError as error:
             if error.errno not in (errno.ENOTSUP, errno.EPERM, errno.EINVAL):
                 raise
