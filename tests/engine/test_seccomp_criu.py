@@ -7,16 +7,13 @@ and judges itself when asked, before and after.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -36,6 +33,7 @@ import ctypes, json, os, resource, signal, socket, subprocess, sys, threading, t
 
 folder, flavour, capabilities = sys.argv[1], sys.argv[2], int(sys.argv[3])
 libc = ctypes.CDLL(None, use_errno=True)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # waited for, not handled: a handler may miss it
 
 class Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
@@ -82,7 +80,7 @@ def errno_of(nr, *args):
     ctypes.set_errno(0)
     return ctypes.get_errno() if libc.syscall(nr, *map(ctypes.c_long, args)) == -1 else 0
 
-def judge(*_):
+def judge():
     global counter
     counter += 1
     box = []
@@ -107,31 +105,35 @@ def judge(*_):
         json.dump(verdict, file)
     os.rename(folder + "/verdict.new", folder + f"/verdict.{counter}")
 
-signal.signal(signal.SIGUSR1, judge)
-open(folder + "/ready", "w").close()
+with open(folder + "/ready.new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(folder + "/ready.new", folder + "/ready")
+while True:
+    signal.sigwait([signal.SIGUSR1])
+    judge()
+"""
+
+
+REAPER = """
+import signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+print("up", flush=True)
 while True:
     signal.pause()
 """
 
 
-@pytest.fixture(autouse=True)
-def adopted() -> Iterator[None]:
-    """Orphans become this process's children, so that none stays a zombie and holds a pid that CRIU wants back."""
-    libc = ctypes.CDLL(None)
-    assert libc.prctl(36, 1, 0, 0, 0) == 0
-    try:
-        yield
-        reap()
-    finally:
-        libc.prctl(36, 0, 0, 0, 0)
-
-
-def reap() -> None:
-    while True:
+@pytest.fixture
+def enter() -> Iterator[list[str]]:
+    """How to run something in a process namespace of this test alone, where nobody takes a pid that CRIU wants back."""
+    argv = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", REAPER]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as holder:
         try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
+            assert holder.stdout is not None and holder.stdout.readline() == b"up\n"
+            children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
+            yield ["nsenter", "-t", children[0], "-p", "-m", "--"]
+        finally:
+            holder.kill()
 
 
 def wait_for(path: Path, seconds: float = 30) -> None:
@@ -141,74 +143,48 @@ def wait_for(path: Path, seconds: float = 30) -> None:
         time.sleep(0.005)
 
 
-def criu(folder: Path, *words: str) -> None:
+def criu(enter: list[str], folder: Path, *words: str) -> None:
     try:
         prefix = criu_argv()
     except HostUnsupported as error:
         pytest.skip(error.message)
-    argv = [
-        *prefix,
-        *words,
-        "-D",
-        str(folder),
-        "-v4",
-        "-o",
-        "criu.log",
-        "--manage-cgroups=ignore",
-        "--network-lock",
-        "skip",
-    ]
-    done = subprocess.run(argv, timeout=120, capture_output=True)
+    options = ["-D", str(folder), "-v4", "-o", "criu.log", "--manage-cgroups=ignore", "--network-lock", "skip"]
+    done = subprocess.run([*enter, *prefix, *words, *options], timeout=120, capture_output=True)
     log = (folder / "criu.log").read_text(errors="replace") if (folder / "criu.log").exists() else ""
     assert done.returncode == 0, done.stderr.decode() + "\n".join(line for line in log.splitlines() if "Error" in line)
 
 
-@contextmanager
-def judged(folder: Path, flavour: str) -> Iterator[subprocess.Popen[bytes]]:
+def start_judge(enter: list[str], folder: Path, flavour: str) -> str:
+    """Its pid, in its own namespace."""
     (folder / "filter").write_bytes(filter_program())
     mask = str(capability_mask(DEFAULT_CAPABILITIES))
-    with (folder / "errors").open("wb") as errors, open(os.devnull, "r+b") as null:
-        argv = [sys.executable, "-c", JUDGE, str(folder), flavour, mask]
-        process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=errors, start_new_session=True, cwd="/")
-    try:
-        wait_for(folder / "ready")
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    # opened inside: a file of another mount namespace would be no part of what is dumped
+    shell = 'cd /; errors=$1; shift; exec setsid --fork "$@" </dev/null >/dev/null 2>"$errors"'
+    judge = [sys.executable, "-c", JUDGE, str(folder), flavour, mask]
+    subprocess.run([*enter, "sh", "-c", shell, "sh", str(folder / "errors"), *judge], check=True, timeout=60)
+    wait_for(folder / "ready")
+    return (folder / "ready").read_text()
 
 
 @pytest.mark.parametrize("flavour", ["plain", "no_new_privs", "stacked", "thread"])
-def test_a_filtered_process_comes_back_filtered_and_working(flavour: str, tmp_path: Path) -> None:
+def test_a_filtered_process_comes_back_filtered_and_working(flavour: str, enter: list[str], tmp_path: Path) -> None:
     images = tmp_path / "images"
     images.mkdir()
-    with judged(tmp_path, flavour) as process:
-        os.kill(process.pid, signal.SIGUSR1)
-        wait_for(tmp_path / "verdict.1")
-        criu(images, "dump", "-t", str(process.pid))
-        process.wait()
-        reap()
-    criu(images, "restore", "-d", "--pidfile", str(images / "pid"))
-    restored = int((images / "pid").read_text())
-    try:
-        os.kill(restored, signal.SIGUSR1)
-        wait_for(tmp_path / "verdict.2")
-        before, after = (json.loads((tmp_path / f"verdict.{n}").read_text()) for n in (1, 2))
-    finally:
-        os.killpg(restored, signal.SIGKILL)
+    pid = start_judge(enter, tmp_path, flavour)
+    subprocess.run([*enter, "kill", "-USR1", pid], check=True)
+    wait_for(tmp_path / "verdict.1")
+    criu(enter, images, "dump", "-t", pid)
+    criu(enter, images, "restore", "-d")
+    subprocess.run([*enter, "kill", "-USR1", pid], check=True)
+    wait_for(tmp_path / "verdict.2")
+    before, after = (json.loads((tmp_path / f"verdict.{n}").read_text()) for n in (1, 2))
     assert after.pop("counter") == before.pop("counter") + 1
     assert after == before
     assert before["status"]["Seccomp"] == "2"
     assert before["status"]["Seccomp_filters"] == ("2" if flavour == "stacked" else "1")
     assert before["status"]["NoNewPrivs"] == ("1" if flavour in ("no_new_privs", "stacked") else "0")
     assert int(before["status"]["CapEff"], 16) == capability_mask(DEFAULT_CAPABILITIES)
-    refused = {
-        "mount": 1,
-        "unshare": 1,
-        "keyctl": 1,
-        "clone3": 38,
-        "newer": 38,
-        "uname": 1 if flavour == "stacked" else 14,
-    }
+    uname = 1 if flavour == "stacked" else 14
+    refused = {"mount": 1, "unshare": 1, "keyctl": 1, "clone3": 38, "newer": 38, "uname": uname}
     assert {name: before[name] for name in refused} == refused
     assert before["command"] == "works\n" and before["thread"] == [1] and before["child"]
