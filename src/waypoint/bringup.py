@@ -73,6 +73,7 @@ def start_tree(
         try:
             init = start_init(overlay_for(store, base, layers, upper, spec.idmap), surroundings, argv, env)
         except IdmapRefused:
+            capabilities.require_shifted_ids(spec.capabilities)
             spec = replace(spec, idmap=0)
             init = start_init(overlay_for(store, base, layers, upper, 0), surroundings, argv, env)
         live = Live(init, upper, layers, spec)
