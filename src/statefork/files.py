@@ -127,7 +127,7 @@ class GuestFiles(ABC):
 def _parse_listing(data: bytes) -> list[FileInfo]:
     found = list(_RECORD.finditer(data))
     infos = []
-    for record, following in zip(found, [*found[1:], None], strict=True):
+    for record, following in zip(found, [*found[1:], None], strict=False):
         end = following.start() if following else len(data)
         mode = int(record[1], 16)
         name = data[record.end() : end - 1].decode(errors="surrogateescape")

@@ -4,8 +4,9 @@
 and orphans stay in the tree. `criu_attach` takes a process that exists: it is stored where it is, and copies of it come
 back in pods; its shell is a companion that is not stored.
 
-Files are the host's, as they are now: what a process had open must still be there, of the same size, or CRIU refuses
-and BaseChanged names the file. Connections that lead out of the tree come back closed.
+Files are the host's, as they are now: what a process had open must still be there, of the same size (a log that is
+only appended to may have grown), or CRIU refuses and BaseChanged names the file. Connections that lead out of the tree
+come back closed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import tempfile
@@ -48,6 +50,7 @@ from waypoint.kernel.tools import criu_argv, criu_version
 __all__ = ["BACKEND", "CriuDriver"]
 
 LOG_NAME = "command.log"
+"""In the directory that each tree has for itself."""
 INSTALL = "`waypoint setup` gets a CRIU that works; apt-get install util-linux iproute2"
 _CALL_TIMEOUT = 300.0
 _HELPERS = 250
@@ -55,10 +58,10 @@ _HELPERS = 250
 
 _OPTIONS = ["--file-locks", "--link-remap", "--ghost-limit", "4294967295", "--manage-cgroups=ignore", "-v2"]
 
-# The log must be copied at the very instant that CRIU stored its length.
-_FREEZE_LOG = '#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ] || exec cp -p {source} {target}\n'
+# Files must be copied at the very instant that CRIU stored their length.
+_COPY = '#!/bin/sh\n[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ] || exec cp -a {source}/. {target}/\n'
 
-_START = 'cd -- "$1" || exit; export STATEFORK_LOG="$2"; sh -c "$3" </dev/null >>"$2" 2>&1 & shift 3; exec "$@"'
+_START = 'cd -- "$1" || exit; sh -c "$2" </dev/null >>"$STATEFORK_LOG" 2>&1 & shift 2; exec "$@"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +97,14 @@ class CriuLive(Live):
         signal_each(tree_pids(self._outside_root()), signal.SIGCONT)
 
     _shell: PersistentShell
+    _own_variables: Sequence[str] = ()
 
     @abstractmethod
     def _outside_root(self) -> int:
         """The tree's first process, as the host numbers it."""
 
     def _wrap(self, request: RunRequest, argv: Sequence[str]) -> list[str]:
-        variables = [f"{key}={value}" for key, value in request.env.items()]
+        variables = [*self._own_variables, *(f"{key}={value}" for key, value in request.env.items())]
         within = ["env", "-C", request.cwd or str(self._work_dir), *variables, *argv]
         return ["nsenter", "-t", str(self._around), "-a", "--", "setsid", "-w", *within]
 
@@ -130,6 +134,7 @@ class PodLive(CriuLive):
         super().__init__(pod.pid, work_dir)
         self.description = f"process {root} in the pid namespace of {pod.pid}"
         self._pod, self._root, self._directory, self._here = pod, root, directory, here
+        self._own_variables = _variables(here)
         self._fifos = stored is None or stored.fifos
         opener = self._open_fifos if self._fifos else self._open_pipes
         self._shell = PersistentShell(opener, self._aside, self._stage, self._dead, stored.shell if stored else None)
@@ -141,12 +146,12 @@ class PodLive(CriuLive):
         outside = self._outside_root()
         images = place.directory / "images"
         images.mkdir()
-        options = []
-        if (self._directory / LOG_NAME).exists():
-            script = place.directory / "freeze-log"
-            script.write_text(_FREEZE_LOG.format(source=self._here / LOG_NAME, target=place.directory / LOG_NAME))
-            script.chmod(0o755)
-            options = ["--action-script", str(script)]
+        copy = place.directory / "here"
+        copy.mkdir()
+        script = place.directory / "copy"
+        script.write_text(_COPY.format(source=shlex.quote(str(self._here)), target=shlex.quote(str(copy))))
+        script.chmod(0o755)
+        options = ["--action-script", str(script)]
         tree = tree_pids(outside)
         stray = [pid for pid in tree_pids(self._pod.pid)[1:] if pid not in tree and not _is_keeper(pid)]
         lost = tuple(f"process beside the tree: {line}" for line in command_lines(stray))
@@ -242,7 +247,7 @@ class CriuDriver(Driver):
         make_fifos(directory)
         pod = make_pod(directory, here, place.directory / "pod", last_pid=300)
         try:
-            start = ["sh", "-c", _START, "sh", str(self._work_dir), str(here / LOG_NAME), self._command]
+            start = ["env", *_variables(here), "sh", "-c", _START, "sh", str(self._work_dir), self._command]
             done = pod.call(*as_root_of_a_tree([*start, *loop_argv(str(here))]))
             root = int(done.check(f"starting {self._command!r}").text)
             return PodLive(pod, root, directory, here, self._work_dir, None)
@@ -265,11 +270,9 @@ class CriuDriver(Driver):
     def revive(self, captured: Captured, place: Place) -> Live:
         stored: StoredTree = captured.handle
         directory, here = _ground(place)
-        log = stored.images.parent / LOG_NAME
-        if log.exists():
-            shutil.copy2(log, directory / LOG_NAME)
-        if stored.fifos:
-            make_fifos(directory)
+        copy = stored.images.parent / "here"
+        if copy.exists():
+            run_program(["cp", "-a", f"{copy}/.", str(directory)], timeout=_CALL_TIMEOUT).check("copying its directory")
         pod = make_pod(directory, here, place.directory / "pod", last_pid=_gap(stored.pids))
         try:
             options = ["--shell-job"] if stored.shell_job else []
@@ -284,7 +287,7 @@ class CriuDriver(Driver):
             raise
 
     def discard(self, captured: Captured) -> None:
-        shutil.rmtree(captured.handle.images, ignore_errors=True)
+        """All of it is in the place's directory, which goes too."""
 
     @classmethod
     def sweep(cls, home: Path, in_use: Callable[[str], bool]) -> Iterable[str]:
@@ -298,6 +301,10 @@ def _ground(place: Place) -> tuple[Path, Path]:
     directory = place.directory / "here"
     directory.mkdir()
     return directory, place.home / "criu" / "here"
+
+
+def _variables(here: Path) -> list[str]:
+    return [f"STATEFORK_DIR={here}", f"STATEFORK_LOG={here / LOG_NAME}"]
 
 
 def _gap(pids: Sequence[int]) -> int:

@@ -5,7 +5,8 @@ namespaces, so that it finds only processes to store and no namespaces; to bring
 That is also what lets a copy have the same pids and ports as the original while that still runs.
 
 One directory of the place is mounted over one fixed path, `here`, which therefore is another one in each pod: the FIFOs
-of the shell and the command's log lie there. All other files are the host's.
+of the shell and the command's log lie there, and what else the tree wants to have for itself (STATEFORK_DIR). It is
+stored with the tree. All other files are the host's.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _CALL_TIMEOUT = 300.0
 
 # PID 1 of a pod. The first thing that it does, before it starts any other, is to say where pids go on.
 _INIT = r"""
-echo "$3" >/proc/sys/kernel/ns_last_pid && mount --bind "$1" "$2" && ip link set lo up && : >"$1/.up" || exit
+echo "$3" >/proc/sys/kernel/ns_last_pid && mount --bind "$1" "$2" && ip link set lo up && : >"$4" || exit
 trap "exit 0" TERM
 while :; do sleep 86400 & wait "$!"; done
 """
@@ -88,8 +89,8 @@ def make_pod(directory: Path, here: Path, note: Path, *, last_pid: int) -> Pod:
     `note`, for a clean-up after a crash."""
     here.mkdir(parents=True, exist_ok=True)
     spaces = ["--pid", "--fork", "--mount", "--propagation", "private", "--mount-proc", "--net", "--ipc", "--uts"]
-    script = ["sh", "-c", _INIT, "sh", str(directory), str(here), str(last_pid)]
-    log = directory / ".pod.log"
+    up, log = note.with_name("pod.up"), note.with_name("pod.log")
+    script = ["sh", "-c", _INIT, "sh", str(directory), str(here), str(last_pid), str(up)]
     try:
         with open(log, "wb") as errors:
             outer = subprocess.Popen(
@@ -104,14 +105,13 @@ def make_pod(directory: Path, here: Path, note: Path, *, last_pid: int) -> Pod:
         fix = "apt-get install util-linux"
         raise HostUnsupported(f"unshare is not installed: {fix}", fix=fix) from error
     deadline = time.monotonic() + _START_TIMEOUT
-    while not (directory / ".up").exists():
+    while not up.exists():
         if outer.poll() is not None or time.monotonic() > deadline:
             outer.kill()
             outer.wait()
             said = log.read_text(errors="replace").strip()
             raise KernelError(f"namespaces could not be made: {said or 'no answer'}; root is needed, and iproute2")
         time.sleep(0.002)
-    (directory / ".up").unlink()
     pid = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()[0])
     note.write_text(f"{pid} {_born(pid)}\n")
     # `unshare` waits for its child and ends with it; somebody has to wait for `unshare`.
