@@ -95,6 +95,8 @@ def take(
             store.db.close()
 
         def before_release() -> None:
+            if sealing.new_layer is not None and criu.has_remaps(staging):
+                trees.carry_links(upper, store.paths.upper(sealing.new_layer), criu.LINK_PREFIX)
             if ends:  # the tree dies with CRIU's last step: before that the row must be there
                 commit(0.0)
 

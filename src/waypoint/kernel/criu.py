@@ -21,12 +21,14 @@ from waypoint.kernel import criu_images_pb2, processes, tools
 from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel.launch import STAGE, Overlay, launch_argv
 
-__all__ = ["Dumped", "Dumper", "restore"]
+__all__ = ["LINK_PREFIX", "Dumped", "Dumper", "has_remaps", "restore"]
 
 _NEWNET = 0x40000000
 _GHOST_LIMIT = 0xFFFF_FFFF
 """Deleted files that are still open are saved whole: CRIU's own default refuses those over 1 MiB."""
 _LOG_LEVEL = 2
+LINK_PREFIX = "link_remap."
+"""CRIU's names, in the session, for open files whose own name is gone while another is left; it removes them after the dump."""
 
 Hook = Callable[[int], None]
 
@@ -118,6 +120,12 @@ def _claim_network(images: Path) -> None:
     entry.root_ids.net_ns_id += 1 << 16
     body = entry.SerializeToString()
     path.write_bytes(data[:4] + len(body).to_bytes(4, "little") + body + data[8 + size :])
+
+
+def has_remaps(images: Path) -> bool:
+    """A process holds a file whose name is gone."""
+    path = images / "remap-fpath.img"
+    return path.exists() and path.stat().st_size > 8  # beyond its magic
 
 
 def restore(

@@ -11,7 +11,16 @@ from pathlib import Path
 
 from waypoint.errors import DiskFull, KernelError
 
-__all__ = ["Measure", "allocated_bytes", "copy_listed", "copy_tree", "discard_tree", "fingerprint", "measure"]
+__all__ = [
+    "Measure",
+    "allocated_bytes",
+    "carry_links",
+    "copy_listed",
+    "copy_tree",
+    "discard_tree",
+    "fingerprint",
+    "measure",
+]
 
 _INLINE_ENTRIES = 500
 
@@ -122,6 +131,28 @@ def copy_listed(root: int, paths: list[str], target: Path) -> None:
         os.mknod(target / path, st.st_mode)
         os.chown(target / path, st.st_uid, st.st_gid)
         (target / path).chmod(st.st_mode & 0o7777)
+
+
+def carry_links(source: Path, target: Path, prefix: str) -> None:
+    """Give `target`, a copy of `source`, the names with `prefix` that were linked into `source` since it was copied."""
+    names: dict[int, list[str]] = {}
+    missing: dict[str, int] = {}
+    for directory, _, files in os.walk(source):
+        for name in files:
+            path = os.path.join(directory, name)
+            st = os.lstat(path)
+            inside = os.path.relpath(path, source)
+            if not name.startswith(prefix):
+                if st.st_nlink > 1:
+                    names.setdefault(st.st_ino, []).append(inside)
+            elif not (target / inside).exists():
+                missing[inside] = st.st_ino
+    for inside, inode in missing.items():
+        other = next((name for name in names.get(inode, ()) if (target / name).exists()), None)
+        if other is not None:
+            (target / inside).hardlink_to(target / other)
+        else:
+            copy_tree(source / inside, target / inside)
 
 
 def allocated_bytes(root: Path) -> int:
