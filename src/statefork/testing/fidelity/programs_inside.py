@@ -36,7 +36,7 @@ class ProbeCase(Case):
         where = self._directory
         inside.sh(f"mkdir -p {where} && tar xf - -C {where}", stdin=_archive(self._module))
         inside.sh(
-            f"mkfifo {where}/ask {where}/answer && (cd {where} && exec setsid python3 -m guest.probe "
+            f"mkfifo {where}/ask {where}/answer; (cd {where} && exec python3 -m guest.probe "
             f"{self._module} {self._class} {where} >{where}/log 2>&1 </dev/null) & echo $! >{where}/pid; disown"
         )
 

@@ -8,7 +8,7 @@ from types import TracebackType
 
 import pyte
 
-from statefork.testing.fidelity.subject import DEADLINE_SECONDS, CaseFailed, Channel, Subject
+from statefork.testing.fidelity.subject import CaseFailed, Channel, Subject
 
 __all__ = ["Terminal"]
 

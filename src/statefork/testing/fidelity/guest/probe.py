@@ -19,7 +19,7 @@ from collections.abc import Callable
 class Probe:
     """`__init__` makes the state. Nothing of a run may be kept outside of the process and the directory."""
 
-    needs = ("processes", "memory")
+    needs: tuple[str, ...] = ("processes", "memory")
     programs: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
