@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from waypoint import bringup, faults
@@ -18,7 +19,7 @@ from waypoint.hostroot import host_base, mask_host
 from waypoint.kernel import capabilities, processes, syscalls, tools, trees
 from waypoint.kernel.launch import ID_BASE
 from waypoint.kernel.network import resolv_conf
-from waypoint.model import BaseRecord, Limits, Network, Process, SessionRecord, SnapshotRecord, Spec
+from waypoint.model import BaseRecord, Capture, Limits, Network, Process, SessionRecord, SnapshotRecord, Spec
 from waypoint.session import Session, check_name, fork_threads, new_id
 from waypoint.squash import DEPTH, squash
 from waypoint.store.store import Store
@@ -252,8 +253,20 @@ class Engine:
         """Automatic snapshots beyond the newest `keep` are cut out of the chain; their children move up."""
         mine = [r for r in self.store.db.snapshots() if r.session == session and r.name is None and not r.pinned]
         for record in mine[:-keep]:
-            self.store.db.reparent(record.id, record.parent)
-            self.drop_snapshots([record.id])
+            self.cut_out(record)
+
+    def cut_out(self, record: SnapshotRecord) -> None:
+        """Remove one snapshot from the middle of a chain; its children move up to its parent."""
+        self.store.db.reparent(record.id, record.parent)
+        self.drop_snapshots([record.id])
+
+    def keep_files_only(self, record: SnapshotRecord) -> SnapshotRecord:
+        """Give up the processes and memory of a snapshot: it comes back with a fresh shell over its files."""
+        capture = Capture(("files",), ("processes, memory and terminal: only files were asked for",))
+        with self.store.operation():
+            self.store.db.update_snapshot(record.id, full=0, memory_bytes=0, capture=json.dumps(asdict(capture)))
+            trees.discard_tree(self.store.paths.image(record.id))
+        return replace(record, full=False, memory_bytes=0, capture=capture)
 
     def sync(self) -> None:
         """All that the store holds is on disk when this returns."""
