@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -181,6 +182,7 @@ class _Worker:
     """One `criu swrk` process; it ends with the answer to its one request."""
 
     def __init__(self, argv: Sequence[str]) -> None:
+        self._answered = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._socket = ours
@@ -200,11 +202,17 @@ class _Worker:
         self.close()
 
     def close(self) -> None:
-        """Closing the socket ends the worker; what it was doing to a tree, it undoes."""
+        """Closing the socket ends the worker; what it was doing to a tree, it undoes.
+
+        One that has answered has nothing left to do but to end, which takes it 3 ms: nobody needs to wait for that.
+        """
         self._socket.close()
         if self._process.stderr is not None:
             self._process.stderr.close()
-        self._process.wait()
+        if self._answered:
+            threading.Thread(target=self._process.wait, daemon=True).start()
+        else:
+            self._process.wait()
 
     def ask(self, kind: rpc.criu_req_type, options: rpc.criu_opts, hooks: dict[str, Hook]) -> rpc.criu_resp:
         self._send(rpc.criu_req(type=kind, opts=options))
@@ -216,6 +224,7 @@ class _Worker:
                 raise CriuError(f"criu ended without an answer: {said or 'no output'}")
             answer = rpc.criu_resp.FromString(data)
             if answer.type != rpc.NOTIFY:
+                self._answered = True
                 if failed is not None:
                     raise failed
                 return answer
