@@ -5,11 +5,13 @@
 #define KEY "\033[9;9;9~"	/* bound in bashrc: "take your command now", for when a line editor has the terminal */
 
 static int shell_at_prompt, shell_fresh, shell_quick_deaths;
+static pid_t nested_shell;	/* where there is no bash: the one that a terminal has */
 static time_t shell_started_at;
 static char *keys;
 static size_t n_keys;
 static void screen_put(const char *bytes, size_t n);
 static void terminals_ended(void);
+static int terminals(void);
 static void read_terminal(void);
 
 static void must(int failed, const char *what)
@@ -75,7 +77,7 @@ static void start_shell(void)
 	const char *base = strrchr(shell_path, '/');
 	int is_bash = !strcmp(base ? base + 1 : shell_path, "bash");
 
-	shell_waiting = shell_at_prompt = 0;
+	shell_waiting = shell_at_prompt = nested_shell = 0;
 	shell_started_at = time(NULL);
 	shell_starts++;
 	shell_pid = fork();
@@ -202,7 +204,10 @@ static void control_message(char *text)
 		shell_at_prompt = 1;
 		shell_waiting = 0;
 	} else if (!strcmp(text, "X")) {
+		nested_shell = 0;
 		terminals_ended();
+	} else if (sscanf(text, "N %d", &status) == 1) {
+		nested_shell = status;
 	} else if (!strcmp(text, "S")) {
 		if (c)
 			c->started = 1;
@@ -310,6 +315,8 @@ static void start_next(void)
 			}
 			if (shell_waiting || editor_idle())
 				start_exec(commands[k]);
+			else if (nested_shell > 0 && !terminals() && foreground() == nested_shell)
+				kill(nested_shell, SIGHUP);
 			return;
 		}
 }

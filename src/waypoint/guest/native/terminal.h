@@ -130,12 +130,19 @@ static void attach_terminal(int i, const char *payload, size_t n)
 	}
 }
 
+static int terminals(void)
+{
+	int n = 0;
+
+	for (int i = 0; i < MAX_CLIENTS; i++)
+		n += clients[i].fd >= 0 && clients[i].terminal;
+	return n;
+}
+
 static void terminals_left(void)
 {
-	for (int i = 0; i < MAX_CLIENTS; i++)
-		if (clients[i].fd >= 0 && clients[i].terminal)
-			return;
-	unlink(DIR "/tty");
+	if (!terminals())
+		unlink(DIR "/tty");
 }
 
 /* The shell that people were in has ended of itself: they leave it, as they would any shell. */
