@@ -16,6 +16,7 @@ from waypoint.guest.connection import connect
 from waypoint.kernel import capabilities, cgroups, criu, nat, network, processes, seccomp
 from waypoint.kernel.launch import IdmapRefused, Overlay, Surroundings, start_init
 from waypoint.model import BaseRecord, Process, SnapshotRecord, Spec
+from waypoint.store import locks
 from waypoint.store.store import Store
 
 __all__ = ["Live", "handshake", "incarnation", "overlay_for", "restore_tree", "retire", "start_tree"]
@@ -70,12 +71,15 @@ def start_tree(
     )
     argv = [_INIT, spec.shell, spec.start.user, spec.start.workdir, store.tag]
     try:
-        try:
-            init = start_init(overlay_for(store, base, layers, upper, spec.idmap), surroundings, argv, env)
-        except IdmapRefused:
-            capabilities.require_shifted_ids(spec.capabilities)
-            spec = replace(spec, idmap=0)
-            init = start_init(overlay_for(store, base, layers, upper, 0), surroundings, argv, env)
+        with locks.shared(store.paths.gate) as gate:  # the launcher keeps it: gc must not run before init can be seen
+            try:
+                overlay = overlay_for(store, base, layers, upper, spec.idmap)
+                init = start_init(overlay, surroundings, argv, env, hold=[gate])
+            except IdmapRefused:
+                capabilities.require_shifted_ids(spec.capabilities)
+                spec = replace(spec, idmap=0)
+                overlay = overlay_for(store, base, layers, upper, 0)
+                init = start_init(overlay, surroundings, argv, env, hold=[gate])
         live = Live(init, upper, layers, spec)
         try:
             if spec.network == "nat":
@@ -123,7 +127,7 @@ def restore_tree(
     try:
         groups = cgroups.make_groups(store.tag, str(upper), spec.limits)
         outside = spec.network == "nat"
-        pid = criu.restore(
+        init = criu.restore(
             store.paths.image(snapshot.id),
             overlay_for(store, base, layers, upper, spec.idmap),
             own_network=spec.network != "host",
@@ -132,8 +136,8 @@ def restore_tree(
             with_network=(lambda pid: _network_up(pid, incarnation(store, upper), outside))
             if spec.network != "host"
             else None,
+            mark=incarnation(store, upper),
         )
-        init = processes.identify(pid)
         handshake(init, f"from snapshot {snapshot.id}")
         return Live(init, upper, layers, spec)
     except BaseException:

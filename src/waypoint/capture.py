@@ -22,6 +22,7 @@ from waypoint.guest.layer import PRIVATE
 from waypoint.kernel import cgroups, criu, inspect, trees
 from waypoint.manifest import describe_session
 from waypoint.model import BaseRecord, Capture, Process, SessionRecord, SnapshotRecord
+from waypoint.store import locks
 from waypoint.store.store import Store
 
 __all__ = ["Taken", "take", "take_files"]
@@ -68,9 +69,10 @@ def take(
     shell: dict[str, Any] | None,
     began: float,
     created: float,
+    lock: int,
     end_session: bool = False,
 ) -> Taken:
-    """The caller holds the session's lock. On any failure before the commit the session runs on as it was."""
+    """The caller holds the session's lock, `lock`. On any failure before the commit the session runs on as it was."""
     sealing = _Sealing(snapshot)
     init = Process(session.init_pid, session.init_start)
     staging = store.paths.images / f".{snapshot}"
@@ -83,7 +85,15 @@ def take(
     try:
         staging.mkdir()
         faults.point("snapshot-staged")
-        dumper = stack.enter_context(criu.Dumper(init.pid, own_network=session.spec.network != "host"))
+        gate = stack.enter_context(locks.shared(store.paths.gate))
+        dumper = stack.enter_context(
+            criu.Dumper(
+                init.pid,
+                own_network=session.spec.network != "host",
+                mark=bringup.incarnation(store, session.upper or 0),
+                hold=[gate, lock],  # if we die, CRIU lets the tree go on; until it has, nobody else may touch it
+            )
+        )
         quiesce(init, session.id)
         faults.point("snapshot-quiesced")
 

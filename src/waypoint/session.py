@@ -214,12 +214,12 @@ class Session:
             if name is not None and self._store.db.has_snapshot_name(record.tree, name):
                 raise UsageError(f"this tree has a snapshot named {name} already", name=name)
             shell = shell_state(self)
-            with locks.exclusive(self._store.paths.session_lock(self.id)):
-                taken = self._capture(name, shell, began, created, end_session=False)
+            with locks.exclusive(self._store.paths.session_lock(self.id)) as lock:
+                taken = self._capture(name, shell, began, created, lock, end_session=False)
             return self._engine.keep_shallow(taken)
 
     def _capture(
-        self, name: str | None, shell: dict[str, Any] | None, began: float, created: float, *, end_session: bool
+        self, name: str | None, shell: dict[str, Any] | None, began: float, created: float, lock: int, *, end_session: bool
     ) -> SnapshotRecord:
         """The caller holds the session's lock."""
         record = self._live(self.record)
@@ -231,7 +231,7 @@ class Session:
             ).record  # fmt: skip
         return capture.take(
             self._store, self._store.db.base(record.base), record, snapshot,
-            name=name, shell=shell, began=began, created=created, end_session=end_session,
+            name=name, shell=shell, began=began, created=created, lock=lock, end_session=end_session,
         ).record  # fmt: skip
 
     def _auto_snapshot(self) -> None:
@@ -313,8 +313,8 @@ class Session:
         began, created = time.perf_counter(), time.time()
         with self._store.operation():
             shell = shell_state(self)
-            with locks.exclusive(self._store.paths.session_lock(self.id)):
-                taken = self._capture(None, shell, began, created, end_session=True)
+            with locks.exclusive(self._store.paths.session_lock(self.id)) as lock:
+                taken = self._capture(None, shell, began, created, lock, end_session=True)
                 faults.point("pause-committed")
                 self._engine.sync()
         return taken

@@ -8,9 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +18,9 @@ from pathlib import Path
 from waypoint.errors import CriuError, DiskFull, NotCapturable
 from waypoint.kernel import criu_images_pb2, processes, tools
 from waypoint.kernel import criu_rpc_pb2 as rpc
+from waypoint.kernel.criu_worker import Hook, Worker
 from waypoint.kernel.launch import STAGE, Overlay, launch_argv
+from waypoint.outcomes import Process
 
 __all__ = ["LINK_PREFIX", "Dumped", "Dumper", "has_remaps", "restore"]
 
@@ -30,8 +30,6 @@ _GHOST_LIMIT = 0xFFFF_FFFF
 _LOG_LEVEL = 2
 LINK_PREFIX = "link_remap."
 """CRIU's names, in the session, for open files whose own name is gone while another is left; it removes them after the dump."""
-
-Hook = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +41,12 @@ class Dumped:
 class Dumper:
     """A CRIU worker that is started before it is needed: starting and linking it takes longer than freezing a small tree."""
 
-    def __init__(self, init_pid: int, *, own_network: bool) -> None:
+    def __init__(self, init_pid: int, *, own_network: bool, mark: str, hold: Sequence[int] = ()) -> None:
+        """`mark` and `hold`: see Worker."""
         self._pid = init_pid
         self._own_network = own_network
         options = [*_kdat(), "--enter", str(init_pid), "--network", "own" if own_network else "host"]
-        self._worker = _Worker(launch_argv("criu", options, (), tools.criu_argv()))
+        self._worker = Worker(launch_argv("criu", options, (), tools.criu_argv()), mark=mark, hold=hold)
 
     def __enter__(self) -> Dumper:
         return self
@@ -72,7 +71,7 @@ class Dumper:
 
 
 def _dump(
-    worker: _Worker,
+    worker: Worker,
     init_pid: int,
     images: Path,
     own_network: bool,
@@ -137,8 +136,9 @@ def restore(
     cgroups: Sequence[Path],
     log_dir: Path,
     with_network: Hook | None,
-) -> int:
-    """Bring the tree back over `overlay`; returns the host pid of its PID 1.
+    mark: str,
+) -> Process:
+    """Bring the tree back over `overlay`; returns its PID 1. On failure nothing of the tree is left.
 
     `with_network` is called with that pid when its namespaces exist and no socket has been restored yet.
     """
@@ -147,13 +147,26 @@ def restore(
     work = os.open(log_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         options.work_dir_fd = work
-        hooks: dict[str, Hook] = {} if with_network is None else {"setup-namespaces": with_network}
+        begun: list[Process] = []
+
+        def namespaces_exist(pid: int) -> None:
+            begun.append(processes.identify(pid))
+            if with_network is not None:
+                with_network(pid)
+
         argv = launch_argv("criu", [*_kdat(), *overlay.options()], cgroups, tools.criu_argv())
-        with _Worker(argv) as worker:
-            answer = worker.ask(rpc.RESTORE, options, hooks)
-            if not answer.success:
-                raise _failure("restore", log_dir / "restore.log", answer, worker.stderr())
-            return int(answer.restore.pid)
+        try:
+            with Worker(argv, mark=mark) as worker:
+                answer = worker.ask(rpc.RESTORE, options, {"setup-namespaces": namespaces_exist})
+                if not answer.success:
+                    raise _failure("restore", log_dir / "restore.log", answer, worker.stderr())
+                return processes.identify(int(answer.restore.pid))
+        except BaseException:
+            # CRIU ends what it began, unless it was killed itself
+            for half_made in (*begun, *processes.marked(mark)):
+                processes.kill(half_made)
+                processes.wait_gone(half_made, 10)
+            raise
     finally:
         os.close(work)
 
@@ -176,77 +189,6 @@ def _options(images: Path, log: str, own_network: bool) -> rpc.criu_opts:
     if own_network:
         options.empty_ns = _NEWNET
     return options
-
-
-class _Worker:
-    """One `criu swrk` process; it ends with the answer to its one request."""
-
-    def __init__(self, argv: Sequence[str]) -> None:
-        self._answered = False
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._socket = ours
-            self._process = subprocess.Popen(
-                [*argv, "swrk", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-
-    def __enter__(self) -> _Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closing the socket ends the worker; what it was doing to a tree, it undoes.
-
-        One that has answered has nothing left to do but to end, which takes it 3 ms: nobody needs to wait for that.
-        """
-        self._socket.close()
-        if self._process.stderr is not None:
-            self._process.stderr.close()
-        if self._answered:
-            threading.Thread(target=self._process.wait, daemon=True).start()
-        else:
-            self._process.wait()
-
-    def ask(self, kind: rpc.criu_req_type, options: rpc.criu_opts, hooks: dict[str, Hook]) -> rpc.criu_resp:
-        self._send(rpc.criu_req(type=kind, opts=options))
-        failed: BaseException | None = None
-        while True:
-            data = self._socket.recv(1 << 16)
-            if not data:
-                said = self.stderr()
-                raise CriuError(f"criu ended without an answer: {said or 'no output'}")
-            answer = rpc.criu_resp.FromString(data)
-            if answer.type != rpc.NOTIFY:
-                self._answered = True
-                if failed is not None:
-                    raise failed
-                return answer
-            try:
-                hook = hooks.get(answer.notify.script)
-                if hook is not None and failed is None:
-                    hook(answer.notify.pid)
-            except BaseException as error:  # noqa: BLE001  CRIU must hear of it and undo its work; then it is raised
-                failed = error
-            self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=failed is None))
-
-    def stderr(self) -> str:
-        """What the launcher or the loader complained about; only after the worker has ended or refused."""
-        self._socket.close()
-        assert self._process.stderr is not None
-        return self._process.stderr.read().decode(errors="replace").strip()
-
-    def _send(self, request: rpc.criu_req) -> None:
-        try:
-            self._socket.send(request.SerializeToString())
-        except OSError as error:
-            raise CriuError(f"criu did not start: {self.stderr() or error.strerror}") from error
 
 
 # What CRIU says when it meets something it cannot carry -> what that is in a user's words.

@@ -78,9 +78,18 @@ def launch_argv(verb: str, options: Sequence[str], cgroups: Sequence[Path], prog
 
 
 def start_init(
-    overlay: Overlay, surroundings: Surroundings, argv: Sequence[str], env: Mapping[str, str], timeout: float = 30
+    overlay: Overlay,
+    surroundings: Surroundings,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    hold: Sequence[int] = (),
+    timeout: float = 30,
 ) -> Process:
-    """Start PID 1 of a new session and return it once it serves its socket."""
+    """Start PID 1 of a new session and return it once it serves its socket.
+
+    `hold`: descriptors of locks that are kept until init itself runs, whatever becomes of the caller.
+    """
     command = launch_argv("new", [*overlay.options(), *surroundings.options()], surroundings.cgroups, argv)
     reading, writing = os.pipe()
     try:
@@ -90,6 +99,7 @@ def start_init(
             stdout=subprocess.PIPE,
             stderr=writing,
             env=dict(env),
+            pass_fds=hold,
             start_new_session=True,
         )
     finally:

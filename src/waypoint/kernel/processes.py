@@ -11,7 +11,10 @@ from collections.abc import Iterator
 
 from waypoint.outcomes import Process
 
-__all__ = ["alive", "boot_id", "identify", "inits", "kill", "namespace_pids", "wait_gone"]
+__all__ = ["MARK", "alive", "boot_id", "identify", "inits", "kill", "marked", "namespace_pids", "wait_gone"]
+
+MARK = "WAYPOINT_FOR"
+"""In the environment of the helpers that work on a session: after a crash they, and what they forked, are known by it."""
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
 
@@ -88,6 +91,21 @@ def inits(tag: str) -> Iterator[Process]:
             with open(f"/proc/{entry.name}/cmdline", "rb") as cmdline:
                 text = cmdline.read(4096)
             if text.startswith(wanted) and tag.encode() in text.split(b"\0"):
+                yield identify(int(entry.name))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+
+
+def marked(mark: str) -> Iterator[Process]:
+    """Every process whose environment says that it works for the incarnation `mark`; `TAG-` means any of that store's."""
+    wanted = f"{MARK}={mark}".encode()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry.name}/environ", "rb") as environ:
+                words = environ.read(4096).split(b"\0")
+            if any(word == wanted or (mark.endswith("-") and word.startswith(wanted)) for word in words):
                 yield identify(int(entry.name))
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue

@@ -18,26 +18,28 @@ __all__ = ["exclusive", "shared"]
 
 
 @contextmanager
-def shared(path: Path | str, *, timeout: float | None = None) -> Iterator[None]:
-    with _held(path, fcntl.LOCK_SH, timeout):
-        yield
+def shared(path: Path | str, *, timeout: float | None = None) -> Iterator[int]:
+    """Gives the lock's descriptor: a child that inherits it keeps the lock for as long as it lives."""
+    with _held(path, fcntl.LOCK_SH, timeout) as fd:
+        yield fd
 
 
 @contextmanager
-def exclusive(path: Path | str, *, timeout: float | None = None) -> Iterator[None]:
-    with _held(path, fcntl.LOCK_EX, timeout):
-        yield
+def exclusive(path: Path | str, *, timeout: float | None = None) -> Iterator[int]:
+    with _held(path, fcntl.LOCK_EX, timeout) as fd:
+        yield fd
 
 
 @contextmanager
-def _held(path: Path | str, kind: int, timeout: float | None) -> Iterator[None]:
+def _held(path: Path | str, kind: int, timeout: float | None) -> Iterator[int]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if timeout is None:
             fcntl.flock(fd, kind)
         else:
             _poll(fd, kind, timeout, path)
-        yield
+        yield fd
+        fcntl.flock(fd, fcntl.LOCK_UN)  # also for a child that inherited it and is only about to end
     finally:
         os.close(fd)
 

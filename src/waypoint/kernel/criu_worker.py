@@ -1,0 +1,125 @@
+"""One `criu swrk` process: a request, the questions that CRIU asks on the way, and an answer.
+
+Either side may be killed at any instant. When the caller dies, CRIU finds its socket closed at the next question, undoes
+what it was doing to a tree, and ends; until then it keeps the caller's locks, so that nobody else touches that tree. When CRIU
+dies, the kernel lets the tree go on, and what CRIU had forked goes with its process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from waypoint.errors import CriuError
+from waypoint.kernel import criu_rpc_pb2 as rpc
+from waypoint.kernel.processes import MARK
+
+__all__ = ["Hook", "Worker"]
+
+Hook = Callable[[int], None]
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Worker:
+    """It ends with the answer to its one request, or when it is closed.
+
+    `mark` names the incarnation that it works on, in its environment: whatever is left of it after a crash is known by that.
+    `hold` are descriptors of locks that it keeps for as long as it lives.
+    """
+
+    def __init__(self, argv: Sequence[str], *, mark: str, hold: Sequence[int] = ()) -> None:
+        self._answered = False
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._socket = ours
+            # nothing of the caller's environment: CRIU takes options from it
+            self._process = subprocess.Popen(
+                [*argv, "swrk", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(), *hold),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={"PATH": _PATH, MARK: mark},
+                start_new_session=True,
+            )
+        self._pidfd = os.pidfd_open(self._process.pid)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closing the socket ends the worker; what it was doing to a tree, it undoes.
+
+        One that has answered has nothing left to do but to end, which takes it 3 ms: nobody needs to wait for that.
+        """
+        self._socket.close()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+        if self._answered:
+            threading.Thread(target=self._process.wait, daemon=True).start()
+        else:
+            self._process.wait()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def ask(self, kind: rpc.criu_req_type, options: rpc.criu_opts, hooks: Mapping[str, Hook]) -> rpc.criu_resp:
+        self._send(rpc.criu_req(type=kind, opts=options))
+        failed: BaseException | None = None
+        while True:
+            answer = rpc.criu_resp.FromString(self._receive())
+            if answer.type != rpc.NOTIFY:
+                self._answered = True
+                if failed is not None:
+                    raise failed
+                return answer
+            try:
+                hook = hooks.get(answer.notify.script)
+                if hook is not None and failed is None:
+                    hook(answer.notify.pid)
+            except BaseException as error:  # noqa: BLE001  CRIU must hear of it and undo its work; then it is raised
+                failed = error
+            self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=failed is None))
+
+    def _receive(self) -> bytes:
+        """The end of the socket alone does not tell of the worker's death: a child that it forked may hold it open."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(self._pidfd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll()}
+        data = b""
+        if self._socket.fileno() in ready:
+            with contextlib.suppress(ConnectionResetError):
+                data = self._socket.recv(1 << 16)
+        if data:
+            return data
+        self._kill_group()
+        raise CriuError(f"criu ended without an answer: {self.stderr() or 'no output'}")
+
+    def _kill_group(self) -> None:
+        """The worker has ended and is not reaped yet, so the number of its group is still its own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def stderr(self) -> str:
+        """What the launcher or the loader complained about; only after the worker has ended or refused."""
+        self._socket.close()
+        assert self._process.stderr is not None
+        return self._process.stderr.read().decode(errors="replace").strip()
+
+    def _send(self, request: rpc.criu_req) -> None:
+        try:
+            self._socket.send(request.SerializeToString())
+        except OSError as error:
+            self._kill_group()
+            raise CriuError(f"criu ended without an answer: {self.stderr() or error.strerror}") from error
