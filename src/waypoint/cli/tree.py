@@ -111,7 +111,8 @@ class _Pen:
     def _snapshot(self, record: SnapshotRecord) -> str:
         name = f" {paint(record.name, '1', sys.stdout)}" if record.name else ""
         memory = f" + {size(record.memory_bytes)} memory" if record.full else ", files only"
-        facts = f"{size(record.files_bytes)} files{memory}, {age(self._now - record.created)} old, {record.duration_ms:.0f} ms"
+        facts = f"{size(record.files_bytes)} files{memory}, {age(self._now - record.created)} old"
+        facts += f", taken in {record.duration_ms:.0f} ms"
         return f"{paint(self._signs[3], '36', sys.stdout)} {record.id}{name}  {paint(facts, '2', sys.stdout)}"
 
     def _session(self, record: SessionRecord) -> str:
