@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from waypoint.diff_text import render
-from waypoint.errors import Ambiguous
+from waypoint.errors import Ambiguous, SessionDead
 from waypoint.filediff import FileChange, Status, Where, compare_files
 from waypoint.hardlinks import changed_aliases
 from waypoint.manifest import describe_session, shell_state
@@ -165,7 +165,12 @@ def _state(engine: Engine, view: View, notes: list[str]) -> Mapping[str, Any]:
     shell = shell_state(engine.session(record.id))
     if shell is None:
         notes.append(f"session {record.id}: the shell is busy; its variables are not known")
-    return describe_session(record.init_pid, record.spec.idmap, shell)
+    try:
+        return describe_session(record.init_pid, record.spec.idmap, shell)
+    except OSError as error:
+        raise SessionDead(
+            f"session {record.id}: its processes ended while they were looked at", session=record.id
+        ) from error
 
 
 def _processes(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> list[ProcessChange]:
