@@ -45,6 +45,7 @@ class Dumper:
         """`mark` and `hold`: see Worker."""
         self._pid = init_pid
         self._own_network = own_network
+        self._ends = False
         options = [*_kdat(), "--enter", str(init_pid), "--network", "own" if own_network else "host"]
         self._worker = Worker(launch_argv("criu", options, (), tools.criu_argv()), mark=mark, hold=hold)
 
@@ -52,7 +53,7 @@ class Dumper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._worker.close()
+        self._worker.close(wait=self._ends)  # CRIU holds the tree's mounts open until it ends itself
 
     def dump(
         self,
@@ -67,6 +68,7 @@ class Dumper:
 
         On failure CRIU lets the tree go on and CriuError says so: the session is alive.
         """
+        self._ends = not leave_running
         return _dump(self._worker, self._pid, images, self._own_network, leave_running, while_frozen, before_release)
 
 

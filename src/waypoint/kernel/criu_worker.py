@@ -57,15 +57,15 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = False) -> None:
         """Closing the socket ends the worker; what it was doing to a tree, it undoes.
 
-        One that has answered has nothing left to do but to end, which takes it 3 ms: nobody needs to wait for that.
+        One that has answered has nothing left to do but to end, which takes it 3 ms: nobody waits for that unless asked to.
         """
         self._socket.close()
         if self._process.stderr is not None:
             self._process.stderr.close()
-        if self._answered:
+        if self._answered and not wait:
             threading.Thread(target=self._process.wait, daemon=True).start()
         else:
             self._process.wait()

@@ -32,6 +32,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MAX_LOWER 500
@@ -88,23 +89,26 @@ static void fs_flag(int fs, const char *key)
 		die("overlay option %s", key);
 }
 
+/* A detached mount; -1 with EBUSY when a layer is still the upper of another overlay. */
 static int fs_mount(int fs, const char *what)
 {
 	char log[512];
-	int mount_fd;
+	int mount_fd, saved;
+	ssize_t n;
 
-	if (syscall(SYS_fsconfig, fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0) ||
-	    (mount_fd = syscall(SYS_fsmount, fs, FSMOUNT_CLOEXEC, 0)) < 0) {
-		int saved = errno;
-		ssize_t n;
-		while ((n = read(fs, log, sizeof(log) - 1)) > 0) {
-			log[n] = 0;
-			fprintf(stderr, "%s: %s\n", what, log);
-		}
-		errno = saved;
-		die("mounting %s", what);
+	if (!syscall(SYS_fsconfig, fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0) &&
+	    (mount_fd = syscall(SYS_fsmount, fs, FSMOUNT_CLOEXEC, 0)) >= 0)
+		return mount_fd;
+	if (errno == EBUSY)
+		return -1;
+	saved = errno;
+	while ((n = read(fs, log, sizeof(log) - 1)) > 0) {
+		log[n] = 0;
+		fprintf(stderr, "%s: %s\n", what, log);
 	}
-	return mount_fd;
+	errno = saved;
+	die("mounting %s", what);
+	return -1;
 }
 
 /*
@@ -161,12 +165,11 @@ static int layer_root(const char *path, int namespace)
 	return fd;
 }
 
-static void mount_overlay(void)
+static int overlay_options(int layers, const int *bases)
 {
-	int fs, mount_fd, namespace = idmap ? idmap_namespace() : -1, layers = layer_root(layers_dir, namespace);
+	int fs = fs_open("overlay");
 	char path[4096];
 
-	fs = fs_open("overlay");
 	if (fs < 0)
 		die("fsopen overlay");
 	for (int i = 0; i < n_lower; i++) {
@@ -174,7 +177,7 @@ static void mount_overlay(void)
 		fs_set(fs, "lowerdir+", path);
 	}
 	for (int i = 0; i < n_base; i++) {
-		snprintf(path, sizeof(path), "/proc/self/fd/%d", layer_root(base[i], namespace));
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", bases[i]);
 		fs_set(fs, "lowerdir+", path);
 	}
 	snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", layers, upper);
@@ -186,11 +189,33 @@ static void mount_overlay(void)
 	fs_set(fs, "nfs_export", "on");
 	fs_set(fs, "xino", "auto");
 	fs_flag(fs, "volatile");	/* an upper is never mounted twice; sealing it syncs it */
-	mount_fd = fs_mount(fs, "the session's overlay");
+	return fs;
+}
+
+/*
+ * The top layer of a session that was just ended is its former upper. Anyone who looked into that session (a copy, a view) may hold
+ * its overlay for an instant longer, and until then the kernel says EBUSY.
+ */
+static void mount_overlay(void)
+{
+	int namespace = idmap ? idmap_namespace() : -1, layers = layer_root(layers_dir, namespace);
+	int bases[MAX_BASE], mount_fd = -1, fs;
+	struct timespec pause = { 0, 5000000 };
+
+	for (int i = 0; i < n_base; i++)
+		bases[i] = layer_root(base[i], namespace);
+	for (int try = 0; mount_fd < 0 && try < 400; try++) {
+		if (try)
+			nanosleep(&pause, NULL);
+		fs = overlay_options(layers, bases);
+		mount_fd = fs_mount(fs, "the session's overlay");
+		close(fs);
+	}
+	if (mount_fd < 0)
+		die("mounting the session's overlay");
 	if (syscall(SYS_move_mount, mount_fd, "", AT_FDCWD, STAGE, MOVE_MOUNT_F_EMPTY_PATH))
 		die("attaching the overlay");
 	close(mount_fd);
-	close(fs);
 }
 
 /* ------------------------------------------------------------------ session */
