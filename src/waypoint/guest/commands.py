@@ -6,7 +6,6 @@ ended simply connects again and goes on where it was; it never notices.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import time
@@ -16,6 +15,7 @@ from typing import BinaryIO, Protocol
 from waypoint.errors import Busy, ExecTimeout, KernelError, SessionDead, UsageError, WrongState
 from waypoint.guest import frames
 from waypoint.guest.connection import Connection
+from waypoint.guest.feed import Feed
 from waypoint.guest.frames import Frame
 from waypoint.guest.output import Collector
 from waypoint.outcomes import ExecResult
@@ -135,7 +135,7 @@ def tell(link: Link, kind: bytes, command_id: int, payload: bytes = b"") -> None
 def _drive(link: Link, request: Request, progress: _Progress) -> ExecResult:
     began = time.monotonic()
     deadline = None if request.timeout is None else began + request.timeout
-    feed = _Feed(request.stdin)
+    feed = Feed(request.stdin)
     while True:
         connection, epoch = link.connect()
         with connection:
@@ -153,10 +153,12 @@ def _drive(link: Link, request: Request, progress: _Progress) -> ExecResult:
             done = _stream(link, connection, request, progress, feed, deadline)
         if done is not None:
             return _result(done, progress, began)
+        if progress.id:
+            feed.disconnected()
 
 
 def _stream(
-    link: Link, connection: Connection, request: Request, progress: _Progress, feed: _Feed, deadline: float | None
+    link: Link, connection: Connection, request: Request, progress: _Progress, feed: Feed, deadline: float | None
 ) -> Frame | None:
     """Handle frames until the command is done; None when the connection ended first."""
     while True:
@@ -164,7 +166,10 @@ def _stream(
         if frame is not None:
             if frame.type == frames.DONE:
                 return frame
-            _handle(link, frame, request, progress)
+            if frame.type == frames.TAKEN:
+                feed.taken(frame.payload)
+            else:
+                _handle(link, frame, request, progress)
             continue
         if deadline is not None and progress.ending_at is None and time.monotonic() >= deadline:
             if not progress.id:
@@ -181,15 +186,9 @@ def _stream(
             wait = 0.0
         readable = select.select(watched, [], [], wait)[0]
         if connection.fileno() in readable and not connection.fill():
-            frame = connection.pending()
-            if frame is None:
-                return None
-            if frame.type == frames.DONE:
-                return frame
-            _handle(link, frame, request, progress)
-            continue
+            return None
         if progress.id and (feed.ready or feed.fileno in readable):
-            feed.step(connection, progress.id)
+            feed.step(connection, progress.id, feed.fileno in readable)
 
 
 def _handle(link: Link, frame: Frame, request: Request, progress: _Progress) -> None:
@@ -238,34 +237,3 @@ def _result(done: Frame, progress: _Progress, began: float) -> ExecResult:
     if timed_out:
         raise ExecTimeout("the command outlived its timeout and was ended", result)
     return result
-
-
-class _Feed:
-    """The caller's stdin: bytes at hand, or a file read as it becomes readable."""
-
-    def __init__(self, source: bytes | BinaryIO | None) -> None:
-        self._data = memoryview(source) if isinstance(source, bytes) else None
-        self._file = None if source is None or isinstance(source, bytes) else source
-        self._open = source is not None
-        self.fileno = self._file.fileno() if self._file is not None else -1
-
-    @property
-    def ready(self) -> bool:
-        return self._open and self._data is not None
-
-    def step(self, connection: Connection, command_id: int) -> None:
-        if not self._open:
-            return
-        if self._data is not None:
-            part, self._data = bytes(self._data[: 1 << 18]), self._data[1 << 18 :]
-        else:
-            part = b""
-            with contextlib.suppress(BlockingIOError):
-                part = os.read(self.fileno, 1 << 16)
-        connection.send(frames.INPUT, command_id, part)
-        if not part:
-            self._open = False
-            self.fileno = -1
-        elif self._data is not None and not len(self._data):
-            connection.send(frames.INPUT, command_id, b"")
-            self._open = False

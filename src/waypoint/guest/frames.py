@@ -14,7 +14,7 @@ MAX_TEXT = 8 << 20
 HELLO, EXEC, RUN, INPUT, SIGNAL, END, FOLLOW = b"H", b"X", b"R", b"I", b"K", b"E", b"A"
 TERMINAL, KEYS, RESIZE, QUIESCE, BACKGROUND = b"T", b"t", b"W", b"Q", b"B"
 STATE, STARTED, STDOUT, STDERR, DONE, BUSY, READY, ERROR, LOG = b"s", b"x", b"o", b"e", b"d", b"b", b"q", b"!", b"g"
-SCREEN, ENDED = b"r", b"z"
+SCREEN, ENDED, TAKEN = b"r", b"z", b"i"
 
 EXEC_INPUT, EXEC_NO_WAIT, EXEC_MERGE = 1, 2, 4
 

@@ -45,6 +45,7 @@ struct command {
 	char *pending;			/* stdin not yet written, or the text of a queued exec */
 	size_t n_pending;
 	int in_closing, started;
+	uint64_t received, taken, told;	/* stdin: offsets of what came, what the pipe took, what the client knows of that */
 	int client;			/* index of the follower, -1 when nobody */
 	uint64_t sent[2], lost[2];
 	int quiet[2];			/* no writer just now: not polled until the next tick */
@@ -251,6 +252,14 @@ static void deliver(struct command *c)
 	reply(i, F_DONE, c->id, &end, sizeof(end) - sizeof(end.cwd) + n);
 }
 
+static void tell_taken(struct command *c)
+{
+	uint64_t both[2] = { c->received, c->in < 0 ? UINT64_MAX : c->taken };
+
+	c->told = c->taken;
+	reply(c->client, F_TAKEN, c->id, both, sizeof(both));
+}
+
 #include "shell.h"
 #include "terminal.h"
 #include "serve.h"
@@ -279,16 +288,20 @@ static void pump_input(struct command *c)
 	while (c->in >= 0 && c->n_pending && c->state == RUNNING) {
 		ssize_t n = write(c->in, c->pending, c->n_pending);
 		if (n < 0 && (errno == EAGAIN || errno == EINTR))
-			return;
+			break;
 		if (n < 0) {		/* nobody reads it any more */
 			close(c->in);
 			c->in = -1;
 			c->n_pending = 0;
+			tell_taken(c);
 			return;
 		}
 		memmove(c->pending, c->pending + n, c->n_pending - n);
 		c->n_pending -= n;
+		c->taken += n;
 	}
+	if (c->taken - c->told >= (64 << 10) && c->client >= 0)
+		tell_taken(c);
 	/* a FIFO closed before the shell has opened it would lose its content */
 	if (c->in >= 0 && c->in_closing && !c->n_pending && c->started) {
 		close(c->in);

@@ -111,18 +111,29 @@ static void quiesce(int i)
 
 static void input(struct command *c, const char *payload, size_t n)
 {
-	if (!c || c->in < 0 || c->in_closing)
+	uint64_t offset, known;
+
+	if (!c || c->in < 0 || c->in_closing || n < sizeof(offset))
 		return;
-	if (!n) {
+	memcpy(&offset, payload, sizeof(offset));
+	payload += sizeof(offset);
+	n -= sizeof(offset);
+	if (offset > c->received)
+		return;		/* a gap: its sender has not heard yet what we have */
+	known = c->received - offset;
+	if (!n && !known)
 		c->in_closing = 1;
+	if (n <= known)
 		return;
-	}
+	payload += known;
+	n -= known;
 	char *grown = realloc(c->pending, c->n_pending + n);
 	if (!grown)
 		_exit(70);
 	c->pending = grown;
 	memcpy(c->pending + c->n_pending, payload, n);
 	c->n_pending += n;
+	c->received += n;
 }
 
 static void handle(int i, struct frame *f, const char *payload)
@@ -182,6 +193,8 @@ static void handle(int i, struct frame *f, const char *payload)
 			c->sent[s] = offsets[s] < c->out[s].end ? offsets[s] : c->out[s].end;
 		c->client = i;
 		c->grace = 0;
+		if (c->flags & EXEC_INPUT)
+			tell_taken(c);
 		return;
 	case F_TERMINAL:
 		attach_terminal(i, payload, f->length);

@@ -13,7 +13,7 @@
 #define F_HELLO 'H'	/* -> F_STATE */
 #define F_EXEC 'X'	/* u8 flags, command text */
 #define F_RUN 'R'	/* u8 flags, then NUL-terminated: user, cwd, u32 argc as text, argv..., env... */
-#define F_INPUT 'I'	/* stdin bytes; empty payload closes it */
+#define F_INPUT 'I'	/* u64 offset, stdin bytes from there; no bytes close it */
 #define F_SIGNAL 'K'	/* u8 signal number, to the command in the header */
 #define F_END 'E'	/* end the command: INT, then TERM, then KILL, then the shell itself */
 #define F_FOLLOW 'A'	/* u64 stdout offset, u64 stderr offset: stream a command from there */
@@ -33,6 +33,7 @@
 #define F_READY 'q'
 #define F_ERROR '!'	/* text */
 #define F_LOG 'g'
+#define F_TAKEN 'i'	/* u64 stdin bytes received, u64 taken by the command's pipe, all ones when no more are wanted */
 #define F_SCREEN 'r'	/* u64 offset, before and after what a terminal missed; the first tells where that begins */
 #define F_ENDED 'z'	/* to terminals: the shell ended of itself */
 
