@@ -6,10 +6,11 @@ import time
 from hashlib import blake2b
 from typing import Any
 
-from waypoint.errors import WaypointError
-from waypoint.guest import commands
+from waypoint.errors import Busy, WaypointError
+from waypoint.guest import commands, frames
 from waypoint.guest.commands import Link
 from waypoint.kernel import inspect
+from waypoint.model import ExecResult
 
 __all__ = ["SHELL_QUERY", "describe_session", "shell_state"]
 
@@ -17,6 +18,7 @@ SHELL_QUERY = (
     "declare -px 2>/dev/null || export -p; printf '\\0'; declare -p 2>/dev/null || set; declare -f 2>/dev/null; alias; "
     "set +o; shopt -p 2>/dev/null; umask; trap"
 )
+_BETWEEN_COMMANDS = 1.0
 _VOLATILE = (
     "SECONDS", "RANDOM", "SRANDOM", "EPOCHSECONDS", "EPOCHREALTIME", "BASHPID", "BASH_ARGC", "BASH_ARGV", "BASH_LINENO",
     "BASH_COMMAND", "LINENO", "PIPESTATUS", "HISTCMD", "_", "BASH_SOURCE", "FUNCNAME", "DIRSTACK", "LINES", "COLUMNS",
@@ -26,11 +28,8 @@ _VOLATILE = (
 
 def shell_state(link: Link) -> dict[str, Any] | None:
     """The shell's exported variables and a digest of all its state, asked from the shell itself; None when it is busy."""
-    request = commands.exec_request(SHELL_QUERY, no_wait=True)
-    request.timeout = 5
-    try:
-        result = commands.execute(link, request)
-    except WaypointError:
+    result = _ask(link)
+    if result is None:
         return None
     exported, _, everything = result.stdout.partition(b"\0")
     digest = blake2b(digest_size=16)
@@ -43,6 +42,31 @@ def shell_state(link: Link) -> dict[str, Any] | None:
         "digest": digest.hexdigest(),
         "cwd": result.cwd,
     }
+
+
+def _ask(link: Link) -> ExecResult | None:
+    """A command's outcome is out a moment before the shell waits for the next: until then it refuses, but runs nothing."""
+    request = commands.exec_request(SHELL_QUERY, no_wait=True)
+    request.timeout = 5
+    deadline = time.monotonic() + _BETWEEN_COMMANDS
+    try:
+        while True:
+            try:
+                return commands.execute(link, request)
+            except Busy:
+                if _runs_a_command(link) or time.monotonic() > deadline:
+                    return None
+                time.sleep(0.001)
+    except WaypointError:
+        return None
+
+
+def _runs_a_command(link: Link) -> bool:
+    connection, _ = link.connect()
+    with connection:
+        connection.send(frames.HELLO)
+        frame = connection.receive(time.monotonic() + 10)
+    return frame is None or b"\ncurrent=0\n" not in b"\n" + frame.payload
 
 
 def _exported(text: str) -> dict[str, str]:
