@@ -27,7 +27,16 @@ log = logging.getLogger(__name__)
 
 GROUP = "statefork.backends"
 
-_BUILT_IN = ("waypoint", "docker", "podman", "criu", "hybrid", "gvisor", "microvm")
+_BUILT_IN = {
+    "waypoint": ("waypoint", "ckpt"),
+    "docker": ("docker",),
+    "podman": ("podman",),
+    "criu": ("criu",),
+    "hybrid": ("hybrid",),
+    "gvisor": ("gvisor",),
+    "microvm": ("qemu", "firecracker"),
+}
+"""Our own modules, and what their methods' names begin with: to make one environment only one of them is imported."""
 
 
 def directory(value: Any) -> Path:
@@ -125,9 +134,9 @@ def backends() -> Mapping[str, Backend]:
     """By name, our own first. One of another's that cannot be loaded is left out, with a warning."""
     found: dict[str, Backend] = {}
     for name in _BUILT_IN:
-        module = f"statefork.backends.{name}"
-        if importlib.util.find_spec(module) is not None:
-            found[name] = importlib.import_module(module).BACKEND
+        backend = _built_in(name)
+        if backend is not None:
+            found[name] = backend
     for point in entry_points(group=GROUP):
         try:
             backend = point.load()
@@ -141,6 +150,15 @@ def backends() -> Mapping[str, Backend]:
     return found
 
 
+def _built_in(name: str) -> Backend | None:
+    """None if this installation has no such module."""
+    module = f"statefork.backends.{name}"
+    if importlib.util.find_spec(module) is None:
+        return None
+    backend: Backend = importlib.import_module(module).BACKEND
+    return backend
+
+
 def methods() -> Iterator[tuple[Backend, Method]]:
     for backend in backends().values():
         for method in backend.methods:
@@ -148,6 +166,11 @@ def methods() -> Iterator[tuple[Backend, Method]]:
 
 
 def find_method(name: str) -> Method:
+    for module, beginnings in _BUILT_IN.items():
+        if name.split("_")[0] in beginnings and (backend := _built_in(module)) is not None:
+            for method in backend.methods:
+                if method.name == name:
+                    return method
     for _, method in methods():
         if method.name == name:
             return method

@@ -364,7 +364,7 @@ def _restore_failure(stored: StoredTree, log: Path, done: Finished) -> WaypointE
     quoted = _quoted(log, done)
     changed = re.search(r"File (\S+) has bad (?:size|mode)|Can't open file (\S+) on restore", quoted)
     if changed:
-        path = changed[1] or changed[2]
+        path = "/" + (changed[1] or changed[2]).lstrip("/")  # CRIU names it as seen from its root
         return BaseChanged(
             f"a process of the snapshot had {path} open, and that file is not what it was; this backend does not "
             f"keep files: use hybrid or waypoint for a process that writes them\n{quoted}",

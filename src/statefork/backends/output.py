@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from statefork.model import ExecResult, OnOutput, Stream
@@ -29,29 +30,29 @@ class Mark:
 
 
 class MarkScanner:
-    """Splits a stream into plain bytes and marks. Tokens can be added and removed between two pieces."""
+    """Splits a stream into plain bytes and marks. Tokens may be added and removed by another thread than feeds it."""
 
     def __init__(self) -> None:
         self._heads: dict[str, bytes] = {}
         self._rest = b""
 
     def watch(self, *tokens: str) -> None:
-        for token in tokens:
-            self._heads[token] = b"\0" + token.encode() + b":"
+        self._heads = {**self._heads, **{token: b"\0" + token.encode() + b":" for token in tokens}}
 
     def forget(self, token: str) -> None:
-        self._heads.pop(token, None)
+        self._heads = {key: head for key, head in self._heads.items() if key != token}
 
     def feed(self, data: bytes) -> list[bytes | Mark]:
         """What can be told apart by now; a beginning of a mark at the end of `data` is kept for the next call."""
+        heads = self._heads
         rest = self._rest + data if self._rest else data
         found: list[bytes | Mark] = []
         while True:
-            starts = [(at, token) for token, head in self._heads.items() if (at := rest.find(head)) >= 0]
+            starts = [(at, token) for token, head in heads.items() if (at := rest.find(head)) >= 0]
             if not starts:
                 break
             at, token = min(starts)
-            begin = at + len(self._heads[token])
+            begin = at + len(heads[token])
             end = rest.find(b"\0", begin)
             if at:
                 found.append(rest[:at])
@@ -60,22 +61,23 @@ class MarkScanner:
                 return found
             found.append(Mark(token, rest[begin:end]))
             rest = rest[end + 1 :]
-        keep = self._undecided(rest)
+        keep = _undecided(heads.values(), rest)
         if len(rest) > keep:
             found.append(rest[: len(rest) - keep])
         self._rest = rest[len(rest) - keep :]
         return found
 
-    def _undecided(self, rest: bytes) -> int:
-        """How many bytes at the end may be the beginning of a mark."""
-        longest = max((len(head) for head in self._heads.values()), default=1) - 1
-        tail = rest[-longest:] if longest else b""
-        at = tail.find(b"\0")
-        while at >= 0:
-            if any(head.startswith(tail[at:]) for head in self._heads.values()):
-                return len(tail) - at
-            at = tail.find(b"\0", at + 1)
-        return 0
+
+def _undecided(heads: Collection[bytes], rest: bytes) -> int:
+    """How many bytes at the end may be the beginning of a mark."""
+    longest = max(map(len, heads), default=1) - 1
+    tail = rest[-longest:] if longest else b""
+    at = tail.find(b"\0")
+    while at >= 0:
+        if any(head.startswith(tail[at:]) for head in heads):
+            return len(tail) - at
+        at = tail.find(b"\0", at + 1)
+    return 0
 
 
 class _Kept:

@@ -62,6 +62,8 @@ _BEGIN = (
 )
 _REPORT = r"""\command printf '\0%s:%s %s\0' {token} "$?" "$PWD" >&8; \command printf '\0%s:\0' {token} >&9""" + "\n"
 
+_ECHO = r"\command printf '\0%s:\0' {token} >&8" + "\n"
+
 # Signals everything below the shell that began since the command did, but for the jobs that were there before.
 _SIGNAL = r"""
 signal=$1 shell=$2 since=$3 spare=" $4 "; all=
@@ -209,11 +211,16 @@ class PersistentShell:
                 return
             if number:
                 self._aside(_SIGNAL, "KILL", shell.state.pid, command.since, command.jobs)
+                if command.done.wait(0.05):
+                    break
             self._aside(_SIGNAL, "INT", shell.state.pid, command.since, command.jobs)
             if command.done.wait(grace):
-                return
+                break
+            shell.ask_again(command)
+        if command.done.is_set() and shell.in_step():
+            return
         self._aside('kill -KILL "$1"', shell.state.pid)
-        if not command.done.wait(GRACE_SECONDS[-1]):
+        if not shell.over.wait(GRACE_SECONDS[-1]):
             shell.give_up()
 
     def _outcome(
@@ -257,6 +264,7 @@ class _Shell:
         self._ready = threading.Event()
         self._hello = new_token()
         self._said = b""
+        self._echo, self._echoed = "", threading.Event()
         self._exit_code: int | None = None
         self._scanners: dict[Stream, MarkScanner] = {"stdout": MarkScanner(), "stderr": MarkScanner()}
         for scanner in self._scanners.values():
@@ -287,6 +295,24 @@ class _Shell:
         except OSError as error:
             if not self.over.wait(GRACE_SECONDS[-1]):
                 raise KernelError(f"the shell does not take commands: {error}") from error
+
+    def ask_again(self, command: _Command) -> None:
+        """A SIGINT that comes too late makes the shell throw away the line that it is reading: maybe our question."""
+        self._send_report(command)
+
+    def in_step(self) -> bool:
+        """After a SIGINT: go on only when the shell has answered to a line that was sent later than the signal."""
+        for _ in GRACE_SECONDS:
+            token, self._echoed = new_token(), threading.Event()
+            self._scanners["stdout"].watch(token)
+            self._echo = token
+            with contextlib.suppress(OSError):
+                self._channel.send(_ECHO.replace("{token}", token).encode())
+            answered = self._echoed.wait(1)
+            self._scanners["stdout"].forget(token)
+            if answered or self.over.is_set():
+                return answered
+        return False
 
     def finish(self, command: _Command) -> None:
         self._command = None
@@ -356,6 +382,8 @@ class _Shell:
         if mark.token == self._hello:
             self.state = replace(self.state, pid=words[0])
             self._ready.set()
+        elif mark.token == self._echo:
+            self._echoed.set()
         elif command is not None and mark.token == command.begin:
             command.begun.add(stream)
             if stream == "stdout":
