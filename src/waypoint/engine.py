@@ -14,6 +14,7 @@ from pathlib import Path
 
 from waypoint import bringup, faults
 from waypoint.errors import HasChildren, HostUnsupported, KernelError, NotFound, WaypointError
+from waypoint.guest.commands import BASIC_ENVIRONMENT
 from waypoint.guest.layer import build_guest_layer, guest_files
 from waypoint.hostroot import host_base, mask_host
 from waypoint.kernel import capabilities, processes, syscalls, tools, trees
@@ -25,8 +26,6 @@ from waypoint.squash import DEPTH, squash
 from waypoint.store.store import Store
 
 __all__ = ["Engine"]
-
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Engine:
@@ -280,7 +279,7 @@ class Engine:
 
     def environment(self, spec: Spec) -> dict[str, str]:
         """The environment that a session's programs begin with."""
-        return {"PATH": DEFAULT_PATH, "TERM": "xterm-256color", "LANG": "C.UTF-8"} | dict(spec.start.env)
+        return BASIC_ENVIRONMENT | dict(spec.start.env)
 
     def _require_root(self) -> None:
         if os.geteuid() != 0:

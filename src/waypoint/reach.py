@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from waypoint.guest import commands
 from waypoint.guest.connection import Connection, connect
 from waypoint.kernel import processes
 from waypoint.outcomes import Process
@@ -15,6 +16,8 @@ from waypoint.store.find import Finder
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Sequence
+    from typing import BinaryIO
 
 __all__ = ["Reach"]
 
@@ -32,6 +35,16 @@ class Reach:
         if row is None or not _plain(row):
             raise LookupError(key)
         self.session: str = row["id"]
+        self._spec: str = row["spec"]
+
+    def run_request(self, argv: Sequence[str], stdin: BinaryIO | None) -> commands.Request:
+        """As the engine's sessions make it."""
+        import json
+
+        start = json.loads(self._spec)["start"]
+        env = commands.BASIC_ENVIRONMENT | dict(start["env"])
+        cwd = "" if start["workdir"] == "~" else start["workdir"]
+        return commands.run_request(argv, env=list(env.items()), user=start["user"], cwd=cwd, stdin=stdin)
 
     def connect(self) -> tuple[Connection, int]:
         """As the engine's sessions do it: waits while a snapshot or restore of this session is under way."""

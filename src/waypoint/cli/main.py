@@ -14,10 +14,10 @@ COMPLETION = "_WAYPOINT_COMPLETE"
 def main() -> NoReturn:
     words = sys.argv[1:]
     try:
-        if words[:1] == ["exec"] and COMPLETION not in os.environ:
+        if words[:1] in (["exec"], ["run"]) and COMPLETION not in os.environ:
             from waypoint.cli import quick
 
-            code = quick.attempt(words[1:])
+            code = quick.attempt(words[0], words[1:])
             if code is not None:
                 # Nothing is left to do, and taking the interpreter down piece by piece would cost milliseconds.
                 sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""`waypoint exec` in its plain form, without click, the engine or the records: those imports take longer than the command.
+"""`waypoint exec` and `run` in their plain form, without click, the engine or the records: importing those takes longer.
 
-Understands a subset of the options that exec.py declares and gives up (None) on everything else: help, a mistake, an option it
-does not know, a session that is not simply live. Then the whole command line takes over, and says what there is to say.
+Understands a subset of the options that exec.py and run.py declare and gives up (None) on everything else: help, a mistake, an
+option it does not know, a session that is not simply live. Then the whole command line takes over, and says what there is to say.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class _Asked:
         self.words: list[str] = []
 
 
-def attempt(words: list[str]) -> int | None:
+def attempt(verb: str, words: list[str]) -> int | None:
     """The exit code, or None when this is not for us; then nothing has been done yet."""
     asked = _parse(words)
-    if asked is None or len(asked.words) < 2:
+    if asked is None or len(asked.words) < 2 or (verb == "run" and asked.no_wait):
         return None
     try:
         reach = Reach(output.home(), asked.words[0])
@@ -37,7 +37,10 @@ def attempt(words: list[str]) -> int | None:
         return None
     try:
         streams = Streams(reach, as_json=asked.as_json, stdin=asked.stdin)
-        request = commands.exec_request(" ".join(asked.words[1:]), stdin=streams.stdin, no_wait=asked.no_wait)
+        if verb == "run":
+            request = reach.run_request(asked.words[1:], streams.stdin)
+        else:
+            request = commands.exec_request(" ".join(asked.words[1:]), stdin=streams.stdin, no_wait=asked.no_wait)
         request.timeout, request.limit = asked.timeout, streams.limit
         request.on_stdout, request.on_stderr, request.on_start = streams.on_stdout, streams.on_stderr, streams.on_start
         return carry(streams, reach.session, lambda: commands.execute(reach, request))

@@ -22,6 +22,12 @@ from waypoint.outcomes import ExecResult
 
 __all__ = ["Link", "Request", "exec_request", "execute", "follow", "run_request"]
 
+BASIC_ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "TERM": "xterm-256color",
+    "LANG": "C.UTF-8",
+}
+"""What a session's programs begin with, unless its base says otherwise."""
 DEFAULT_LIMIT = 4 << 20
 _END_SECONDS = 15.0
 """init needs at most about 2 s to end a command by every means; beyond this something is wrong with the session."""

@@ -207,7 +207,8 @@ static void finish(struct command *c, int status, int shell_died, const char *cw
 	}
 	c->status = status;
 	c->shell_died = shell_died;
-	snprintf(c->cwd, sizeof(c->cwd), "%s", cwd);
+	if (cwd != c->cwd)
+		snprintf(c->cwd, sizeof(c->cwd), "%s", cwd);
 	c->exited = 1;
 	c->ending = 0;
 	if (c->in >= 0)
