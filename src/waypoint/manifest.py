@@ -16,8 +16,9 @@ __all__ = ["SHELL_QUERY", "describe_session", "shell_state"]
 
 SHELL_QUERY = (
     "declare -px 2>/dev/null || export -p; printf '\\0'; declare -p 2>/dev/null || set; declare -f 2>/dev/null; alias; "
-    "set +o; shopt -p 2>/dev/null; umask; trap"
+    "set +o; shopt -p 2>/dev/null; umask; trap; __wp_go"
 )
+"""Ends in the status of the command before it: a snapshot must not change `$?`."""
 _BETWEEN_COMMANDS = 1.0
 _VOLATILE = (
     "SECONDS", "RANDOM", "SRANDOM", "EPOCHSECONDS", "EPOCHREALTIME", "BASHPID", "BASH_ARGC", "BASH_ARGV", "BASH_LINENO",
