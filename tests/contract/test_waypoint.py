@@ -135,7 +135,7 @@ class TestBases:
             result = environment.exec_command('echo "$COLOUR"; whoami; pwd')
             assert result.stdout == "a b\nuser\n/usr\n"
             assert environment.run(["sh", "-c", 'echo "$COLOUR"; whoami; pwd']).stdout == result.stdout
-            many = ["bash", "-c", "for n in $(seq 60); do sleep 30 & done; kill $(jobs -p)"]
+            many = ["bash", "-c", "for n in {1..60}; do sleep 30 & all+=($!); done; kill ${all[@]}; wait"]
             assert "unavailable" in environment.run(many).stderr
             (fork,) = environment.fork()
             with fork:
