@@ -16,29 +16,26 @@ __all__ = ["rm"]
 
 
 @click.command()
-@click.argument("names", nargs=-1, type=ANYTHING, metavar="S...")
+@click.argument("names", nargs=-1, required=True, type=ANYTHING, metavar="S...")
 @click.option("-r", "--recursive", is_flag=True, help="Remove a snapshot together with those that grew out of it.")
-@click.option("--all", "everything", is_flag=True, help="Remove every session and every snapshot of the store.")
 @json_option
-def rm(names: tuple[str, ...], recursive: bool, everything: bool, as_json: bool) -> None:
+def rm(names: tuple[str, ...], recursive: bool, as_json: bool) -> None:
     """Remove sessions and snapshots, by id, name or unique beginning; prints the ids that are gone.
 
     A session's snapshots stay when it goes. All names are looked up before anything is removed.
     """
     from waypoint.errors import WaypointError
 
-    if everything == bool(names):
-        raise click.UsageError("name what to remove, or say --all, not both" if names else "name what to remove, or say --all")
     removed: list[str] = []
     with open_engine() as engine:
-        sessions, snapshots = _all(engine) if everything else _named(engine, names)
+        sessions, snapshots = _named(engine, names)
         try:
             for session in sessions:
                 engine.session(session).remove()
                 removed.append(session)
             for snapshot in snapshots:
                 if snapshot not in removed:
-                    removed += engine.remove_snapshot(snapshot, recursive=recursive or everything)
+                    removed += engine.remove_snapshot(snapshot, recursive=recursive)
         except WaypointError as error:
             error.details["removed"] = removed
             raise
@@ -47,13 +44,6 @@ def rm(names: tuple[str, ...], recursive: bool, everything: bool, as_json: bool)
         return
     for identity in removed:
         click.echo(identity)
-
-
-def _all(engine: Engine) -> tuple[list[str], list[str]]:
-    """Snapshots by their roots: the rest goes with them. Those of paused sessions go with the session."""
-    known = {record.id for record in engine.snapshots() if not record.pinned}
-    roots = [record.id for record in engine.snapshots() if not record.pinned and record.parent not in known]
-    return [record.id for record in engine.store.db.sessions()], roots
 
 
 def _named(engine: Engine, names: tuple[str, ...]) -> tuple[list[str], list[str]]:
