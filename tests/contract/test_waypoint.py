@@ -17,6 +17,7 @@ from statefork.errors import BuildError, HostUnsupported, NotFound, UsageError
 from statefork.home import collect
 from statefork.registry import backends
 from statefork.testing.contract import BackendContract, Subject
+from statefork.testing.contract.subject import eventually
 from waypoint.engine import Engine
 from waypoint.kernel import cgroups, nat, processes
 
@@ -135,8 +136,9 @@ class TestBases:
             result = environment.exec_command('echo "$COLOUR"; whoami; pwd')
             assert result.stdout == "a b\nuser\n/usr\n"
             assert environment.run(["sh", "-c", 'echo "$COLOUR"; whoami; pwd']).stdout == result.stdout
-            many = ["bash", "-c", "for n in {1..60}; do sleep 30 & all+=($!); done; kill ${all[@]}; wait"]
+            many = ["bash", "-c", "for n in {1..60}; do sleep 5 & done"]
             assert "unavailable" in environment.run(many).stderr
+            eventually("they have ended", lambda: "sleep" not in environment.run(["ps", "-e"]).stdout)
             (fork,) = environment.fork()
             with fork:
                 assert "unavailable" in fork.run(many).stderr
