@@ -151,11 +151,11 @@ def backends() -> Mapping[str, Backend]:
 
 
 def _built_in(name: str) -> Backend | None:
-    """None if this installation has no such module."""
+    """None if this installation has no such backend."""
     module = f"statefork.backends.{name}"
     if importlib.util.find_spec(module) is None:
         return None
-    backend: Backend = importlib.import_module(module).BACKEND
+    backend: Backend | None = getattr(importlib.import_module(module), "BACKEND", None)
     return backend
 
 
