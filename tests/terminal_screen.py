@@ -24,7 +24,7 @@ class Screen:
         self._socket = f"waypoint-test-{secrets.token_hex(4)}"
         env = {**os.environ, "PYTHONPATH": str(SOURCE), **environment}
         env.pop("TMUX", None)
-        script = f"{shlex.join(argv)}; echo ended with $?; read -r _"
+        script = f"trap : INT; {shlex.join(argv)}; echo ended with $?; read -r _"
         command = ["-f", "/dev/null", "new-session", "-d", "-x", str(columns), "-y", str(rows), "sh", "-c", script]
         subprocess.run(["tmux", "-L", self._socket, *command], check=True, env=env, timeout=30)
 
@@ -32,7 +32,7 @@ class Screen:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._tmux("kill-server")
+        subprocess.run(["tmux", "-L", self._socket, "kill-server"], capture_output=True, timeout=30)
 
     def _tmux(self, *words: str) -> str:
         done = subprocess.run(["tmux", "-L", self._socket, *words], check=True, capture_output=True, text=True, timeout=30)
