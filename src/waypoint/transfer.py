@@ -207,11 +207,16 @@ class _Copy:
     def _copy_tree(self, reading: int, writing: int, label: str) -> None:
         """Directories are reached by their path below the start, so no depth of nesting uses up descriptors."""
         waiting = [""]
-        made: list[str] = []
+        made: list[tuple[str, os.stat_result]] = []
         while waiting:
             below = waiting.pop()
-            with explain(self.source.name(f"{label}/{below}")), self._pair(reading, writing, below) as (inner, outer):
-                for name, st in self._listed(inner, f"{label}/{below}" if below else label):
+            place = f"{label}/{below}" if below else label
+            with explain(self.source.name(place)), ExitStack() as stack:
+                inner = self._entered(stack, reading, below, place)
+                if inner is None:
+                    continue
+                outer = _inside(stack, self.target, writing, below)
+                for name, st in self._listed(inner, place):
                     path = f"{below}/{name}" if below else name
                     if not stat.S_ISDIR(st.st_mode):
                         self._copy_entry(inner, name, outer, name, f"{label}/{path}", path, start=writing)
@@ -219,11 +224,21 @@ class _Copy:
                         self.notes.append(f"{label}/{path}: a mount of its own, left out")
                     else:
                         if self._make_directory(outer, name, inner, name, f"{label}/{path}"):
-                            made.append(path)
+                            made.append((path, st))
                         waiting.append(path)
-        for path in reversed(made):  # last of all, since every new name in a directory changes its time
-            with self._pair(reading, writing, path) as (inner, outer):
-                _set_times(outer, os.fstat(inner))
+        for path, st in reversed(made):  # last of all, since every new name in a directory changes its time
+            with explain(path), ExitStack() as stack:
+                _set_times(_inside(stack, self.target, writing, path), st)
+
+    def _entered(self, stack: ExitStack, reading: int, below: str, label: str) -> int | None:
+        """None when it is no directory any more: a live session goes on working."""
+        try:
+            return _inside(stack, self.source, reading, below)
+        except OSError as error:
+            if not below or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise
+            self.notes.append(f"{label}: gone before it was read")
+            return None
 
     def _listed(self, directory: int, label: str) -> Iterator[tuple[str, os.stat_result]]:
         at_root = not self.source.local and self.source.is_root(directory)
@@ -234,18 +249,6 @@ class _Copy:
                 yield name, os.stat(name, dir_fd=directory, follow_symlinks=False)
             except FileNotFoundError:
                 self.notes.append(f"{label}/{name}: gone before it was read")
-
-    @contextmanager
-    def _pair(self, reading: int, writing: int, below: str) -> Iterator[tuple[int, int]]:
-        inner = open_inside(reading, below or ".", _DIRECTORY, follow=False, one_mount=not self.source.local)
-        try:
-            outer = open_inside(writing, below or ".", _DIRECTORY, follow=False, one_mount=not self.target.local)
-            try:
-                yield inner, outer
-            finally:
-                os.close(outer)
-        finally:
-            os.close(inner)
 
     def _make_directory(self, parent: int, name: str, reading: int, source: str, label: str) -> bool:
         """Whether it is new; one that is there already keeps its owner and mode unless owners and modes are what is copied.
@@ -375,6 +378,13 @@ class _Copy:
     def _not_private(self, directory: int, name: str) -> None:
         if name == PRIVATE and not self.target.local and self.target.is_root(directory):
             raise UsageError(f"{self.target.name(f'/{PRIVATE}')} is Waypoint's own: nothing can be copied there")
+
+
+def _inside(stack: ExitStack, view: View, start: int, below: str) -> int:
+    """A directory below `start`, by a path without links."""
+    fd = open_inside(start, below or ".", _DIRECTORY, follow=False, one_mount=not view.local)
+    stack.callback(os.close, fd)
+    return fd
 
 
 def _identity(st: os.stat_result) -> tuple[int, ...]:

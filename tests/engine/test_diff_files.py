@@ -139,7 +139,7 @@ class Mess:
                 f"mv -T {one} {two}",
                 f"rm -rf {two}; mv -T {one} {two}",
                 f"mv {one} {two}",
-                f"mv -T /usr/share/{self.random.choice(['terminfo', 'a', 'b'])} {two}",
+                f"mv -T /usr/{self.random.choice(['lib/terminfo', 'share/a', 'share/b'])} {two}",
                 f"mv -T /etc/{self.random.choice(['group', 'hosts', 'a', 'b'])} {two}",
                 f"chmod {self.random.choice(['700', '755', '644'])} {one}",
                 f"chown {self.random.randint(0, 2)} {one}",
