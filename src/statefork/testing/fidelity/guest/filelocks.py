@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import struct
 
 from .probe import Probe
@@ -113,20 +114,18 @@ class OfdLock(_Locks):
         self._ofd(fcntl.F_UNLCK)
 
 
-class FileLease(_Locks):
+class FileLease(Probe):
     """A file lease, which tells its holder before another process opens the file."""
 
-    def lock(self) -> None:
-        fcntl.fcntl(self.file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    needs = ("files", "processes", "memory")
 
-    def attempt(self) -> bytes:
-        return b""
-
-    def unlock(self) -> None:
-        fcntl.fcntl(self.file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    def __init__(self) -> None:
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        self.file = os.open(f"{self.directory}/leased", os.O_RDONLY | os.O_CREAT, 0o600)
+        fcntl.fcntl(self.file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
 
     def observe(self) -> object:
         return fcntl.fcntl(self.file, fcntl.F_GETLEASE)
 
-    def works(self) -> None:
-        self.unlock()
+    def perturb(self) -> None:
+        fcntl.fcntl(self.file, fcntl.F_SETLEASE, fcntl.F_UNLCK)

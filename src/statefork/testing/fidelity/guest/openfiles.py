@@ -37,7 +37,7 @@ class DeletedButOpen(Probe):
         for fd in self.fds:
             st = os.fstat(fd)
             content = os.pread(fd, 1 << 23, 0)
-            seen.append((st.st_nlink, oct(st.st_mode), st.st_size, hash(bytes(content[-64:])) if 0 else content[-8:], _offset(fd)))
+            seen.append((st.st_nlink, oct(st.st_mode), st.st_size, content[-8:], _offset(fd)))
         return seen, sorted(os.listdir(f"{self.directory}/d"))
 
     def perturb(self) -> None:
@@ -169,7 +169,7 @@ class DeletedMapping(Probe):
 
     def observe(self) -> object:
         with open("/proc/self/maps") as maps:
-            mapped = [line.split(None, 5)[5].strip() for line in maps if "library" in line]
+            mapped = ["(deleted)" in line for line in maps if "library" in line]
         with open(self.path) as new:
             return self.map[:8], mapped, new.read()
 
