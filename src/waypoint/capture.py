@@ -8,6 +8,7 @@ costs a restore whatever the number of files. Small uppers are copied.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 from dataclasses import dataclass, field, replace
@@ -15,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from waypoint import bringup, faults
-from waypoint.errors import WaypointError
+from waypoint.ending import resolve
+from waypoint.errors import DiskFull, WaypointError
 from waypoint.guest import frames
 from waypoint.guest.connection import connect
 from waypoint.guest.layer import PRIVATE
-from waypoint.kernel import cgroups, criu, inspect, trees
+from waypoint.kernel import cgroups, criu, inspect, processes, trees
 from waypoint.manifest import describe_session
 from waypoint.model import BaseRecord, Capture, Process, SessionRecord, SnapshotRecord
 from waypoint.store import locks
@@ -50,6 +52,7 @@ class _Sealing:
     print: str = ""
     manifest: dict[str, Any] = field(default_factory=dict)
     record: SnapshotRecord | None = None
+    frozen_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ def take(
         faults.point("snapshot-quiesced")
 
         def while_frozen() -> None:
+            sealing.frozen_ns = time.time_ns()
             sealing.manifest = describe_session(init.pid, session.spec.idmap, shell)
             sealing.manifest["base_files"] = _base_files(store, base, session, sealing.manifest.pop("mapped"))
             _seal(store, session, sealing, end_session, busy)
@@ -107,16 +111,16 @@ def take(
         def before_release() -> None:
             if sealing.new_layer is not None and criu.has_remaps(staging):
                 trees.carry_links(upper, store.paths.upper(sealing.new_layer), criu.LINK_PREFIX)
-            if ends:  # the tree dies with CRIU's last step: before that the row must be there
-                commit(0.0)
+            if ends:
+                _room_to_come_back(store, sealing)
+                store.db.add_ending(made(0.0), sealing.frozen_ns)
+                faults.point("snapshot-intended")
 
-        def commit(paused_ms: float) -> None:
+        def made(paused_ms: float) -> SnapshotRecord:
             staging.rename(store.paths.image(snapshot))
             faults.point("snapshot-renamed")
-            record = _record(store, session, sealing, name, paused_ms, began, created, pinned=end_session)
-            store.db.add_snapshot(record, _session_after(session, sealing, snapshot, end_session))
-            sealing.record = record
-            faults.point("snapshot-committed")
+            sealing.record = _record(store, session, sealing, name, paused_ms, began, created, pinned=end_session)
+            return sealing.record
 
         dumped = dumper.dump(
             staging,
@@ -125,11 +129,15 @@ def take(
             before_release=before_release,
         )
         faults.point("snapshot-dumped")
-        if not ends:
-            commit(dumped.paused_ms)
+        if ends:  # CRIU has ended the tree
+            store.db.complete_ending(session.id)
+        else:
+            store.db.add_snapshot(made(dumped.paused_ms), {"snapshot": snapshot})
+        faults.point("snapshot-committed")
     except BaseException:
         stack.close()
-        _undo(store, session, sealing, staging)
+        if not ends or resolve(store, session, session.boot).state == "live":
+            _undo(store, sealing, staging)
         raise
     stack.close()
     assert sealing.record is not None
@@ -158,58 +166,53 @@ def take_files(
     init = Process(session.init_pid, session.init_start)
     group = cgroups.freezer_group(store.tag, str(session.upper))
     stopped = time.perf_counter()
-    cgroups.freeze(group)
     try:
-        sealing.manifest = describe_session(init.pid, session.spec.idmap, shell)
-        sealing.manifest.pop("mapped")
-        _seal(store, session, sealing, end_session, shell is None)
-        paused_ms = (time.perf_counter() - stopped) * 1000
-        record = _record(store, session, sealing, name, paused_ms, began, created, pinned=end_session)
-        store.db.add_snapshot(record, _session_after(session, sealing, snapshot, end_session))
+        with cgroups.frozen(group):
+            frozen_ns = time.time_ns()
+            sealing.manifest = describe_session(init.pid, session.spec.idmap, shell)
+            sealing.manifest.pop("mapped")
+            _seal(store, session, sealing, end_session, shell is None)
+            faults.point("files-frozen")
+            paused_ms = (time.perf_counter() - stopped) * 1000
+            record = _record(store, session, sealing, name, paused_ms, began, created, pinned=end_session)
+            if end_session:
+                store.db.add_ending(record, frozen_ns)
+                faults.point("files-intended")
+                processes.kill(init)  # none of them runs again: they die as they are let go
+                faults.point("files-ended")
+            else:
+                store.db.add_snapshot(record, {"snapshot": snapshot})
     except BaseException:
         if sealing.new_layer is not None:
             store.discard_layers([sealing.new_layer])
+        if end_session:
+            resolve(store, session, session.boot)
         raise
-    finally:
-        cgroups.thaw(group)
     if end_session:
         bringup.retire(store, bringup.Live(init, session.upper or 0, session.layers, session.spec), wait=True)
+        store.db.complete_ending(session.id)
+    faults.point("files-committed")
     return Taken(record, None if end_session else init)
 
 
-def _session_after(session: SessionRecord, sealing: _Sealing, snapshot: str, end_session: bool) -> dict[str, Any]:
-    """What the session's row says once the snapshot exists: an ended session is paused at that very snapshot."""
-    update: dict[str, Any] = {} if end_session else {"snapshot": snapshot}
-    if sealing.rehome or end_session:
-        update |= {
-            "state": "paused",
-            "init_pid": 0,
-            "init_start": 0,
-            "upper": None,
-            "layers": sealing.layers,
-            "pause": snapshot,
-        }
-    return update
-
-
-def _undo(store: Store, session: SessionRecord, sealing: _Sealing, staging: Path) -> None:
+def _undo(store: Store, sealing: _Sealing, staging: Path) -> None:
     """CRIU has let the tree go on: the session is what it was before, and nothing of the snapshot is left."""
-    if sealing.record is not None:
-        store.db.update_session(
-            session.id,
-            state="live",
-            init_pid=session.init_pid,
-            init_start=session.init_start,
-            upper=session.upper,
-            layers=session.layers,
-            pause=None,
-            snapshot=session.snapshot,
-        )
-        store.db.remove_snapshots([sealing.record.id])
     shutil.rmtree(staging, ignore_errors=True)
     shutil.rmtree(store.paths.image(sealing.snapshot), ignore_errors=True)
     if sealing.new_layer is not None:
         store.discard_layers([sealing.new_layer])
+
+
+_COME_BACK_BYTES = 16 << 20
+
+
+def _room_to_come_back(store: Store, sealing: _Sealing) -> None:
+    """A re-homed session is ended and restored at once: better not begun than to find no room half-way."""
+    if not sealing.rehome:
+        return
+    disk = os.statvfs(store.paths.home)
+    if disk.f_bavail * disk.f_frsize < _COME_BACK_BYTES:
+        raise DiskFull("the store's disk is almost full; the session goes on untouched, free some space and try again")
 
 
 def _rehome(
@@ -219,6 +222,7 @@ def _rehome(
     began = time.perf_counter()
     try:
         live = bringup.restore_tree(store, base, record, session.spec, store.paths.session(session.id), {})
+        faults.point("rehome-up")
     except WaypointError as error:
         error.message += (
             f"; snapshot {record.id} is whole and the session is paused at it: `waypoint resume {session.id}`"
@@ -233,6 +237,7 @@ def _rehome(
         layers=live.layers,
         pause=None,
     )
+    faults.point("rehome-committed")
     record = replace(record, paused_ms=paused_ms + (time.perf_counter() - began) * 1000)
     store.db.update_snapshot(record.id, paused_ms=record.paused_ms)
     return Taken(record, live.init)

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from waypoint import bringup, faults
+from waypoint.ending import resolve
 from waypoint.errors import HasChildren, HostUnsupported, KernelError, NotFound, WaypointError
 from waypoint.guest.commands import BASIC_ENVIRONMENT
 from waypoint.guest.layer import build_guest_layer, guest_files
@@ -59,8 +60,15 @@ class Engine:
         if record.state == "live" and (
             record.boot != self.boot or not processes.alive(Process(record.init_pid, record.init_start))
         ):
+            intent = self.store.db.ending(record.id)
+            if intent is not None:  # its caller died as it was ended at a snapshot: `resolved` makes sure of it
+                return replace(record, state="paused")
             return replace(record, state="dead")
         return record
+
+    def resolved(self, session: str) -> SessionRecord:
+        """The record, with whatever a killed caller left half done completed or dropped. The caller holds its lock."""
+        return resolve(self.store, self.store.db.session(session), self.boot)
 
     # -- making -----------------------------------------------------------------------------------------------------
 

@@ -12,9 +12,16 @@ POINTS = (
     "snapshot-staged",
     "snapshot-quiesced",
     "snapshot-frozen",
-    "snapshot-dumped",
     "snapshot-renamed",
+    "snapshot-intended",
+    "snapshot-dumped",
     "snapshot-committed",
+    "rehome-up",
+    "rehome-committed",
+    "files-frozen",
+    "files-intended",
+    "files-ended",
+    "files-committed",
     "restore-up",
     "restore-committed",
     "restore-retired",
@@ -24,6 +31,9 @@ POINTS = (
     "pause-committed",
     "resume-up",
     "resume-committed",
+    "gc-sessions",
+    "gc-processes",
+    "gc-layers",
 )
 _armed: str | None = None
 

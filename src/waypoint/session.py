@@ -222,7 +222,7 @@ class Session:
         self, name: str | None, shell: dict[str, Any] | None, began: float, created: float, lock: int, *, end_session: bool
     ) -> SnapshotRecord:
         """The caller holds the session's lock."""
-        record = self._live(self.record)
+        record = self._live(self._engine.resolved(self.id))
         snapshot = new_id("p")
         if record.spec.files_only:
             return capture.take_files(
@@ -256,7 +256,7 @@ class Session:
     def restore(self, snapshot: str) -> SnapshotRecord:
         """This session becomes what the snapshot saved. If that fails, it goes on as it was."""
         with self._store.operation(), locks.exclusive(self._store.paths.session_lock(self.id)):
-            record = self._engine.settle(self.record)
+            record = self._engine.settle(self._engine.resolved(self.id))
             target = self._store.db.snapshot(snapshot, record.tree)
             base = self._store.db.base(target.base)
             spec = replace(target.spec, auto_snapshot=record.spec.auto_snapshot)
@@ -306,6 +306,9 @@ class Session:
         return self._engine.fork(target, n, names)
 
     def _paused_at(self, record: SessionRecord) -> SnapshotRecord | None:
+        if record.state != "paused" and self._engine.settle(record).state == "paused":
+            with locks.exclusive(self._store.paths.session_lock(self.id)):
+                record = self._engine.resolved(self.id)
         return self._store.db.snapshot(record.pause) if record.state == "paused" and record.pause else None
 
     def pause(self) -> SnapshotRecord:
@@ -322,7 +325,7 @@ class Session:
     def resume(self) -> None:
         """Bring a paused session back where it was."""
         with self._store.operation(), locks.exclusive(self._store.paths.session_lock(self.id)):
-            record = self._engine.settle(self.record)
+            record = self._engine.settle(self._engine.resolved(self.id))
             if record.state == "live":
                 return
             if record.pause is None:

@@ -9,8 +9,9 @@ import shutil
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from waypoint import bringup
-from waypoint.errors import NotFound
+from waypoint import bringup, faults
+from waypoint.ending import resolve
+from waypoint.errors import KernelError, NotFound
 from waypoint.kernel import cgroups, nat, processes, trees
 from waypoint.model import Process
 from waypoint.store import locks
@@ -40,12 +41,17 @@ class Swept:
 def sweep(store: Store, boot: str, *, timeout: float = 60) -> Swept:
     swept = Swept()
     with locks.exclusive(store.paths.gate, timeout=timeout):
+        _thaw(store)
         _half_made_sessions(store, swept)
+        faults.point("gc-sessions")
+        _half_ended_sessions(store, boot)
         _forgotten_pauses(store, swept)
         live = _strays(store, boot, swept)
+        faults.point("gc-processes")
         _groups(store, live, swept)
         _links(store, live, swept)
         _layers(store, swept)
+        faults.point("gc-layers")
         _images(store, swept)
         _bases(store, swept)
         _directories(store, swept)
@@ -60,6 +66,11 @@ def _half_made_sessions(store: Store, swept: Swept) -> None:
             swept.sessions += 1
 
 
+def _half_ended_sessions(store: Store, boot: str) -> None:
+    for record in store.db.sessions():
+        resolve(store, record, boot)
+
+
 def _forgotten_pauses(store: Store, swept: Swept) -> None:
     """A snapshot that held a paused session, which has been resumed or removed since."""
     held = {record.pause for record in store.db.sessions()}
@@ -71,21 +82,32 @@ def _forgotten_pauses(store: Store, swept: Swept) -> None:
 
 
 def _strays(store: Store, boot: str, swept: Swept) -> set[int]:
-    """End every init of this store that no row names; returns the uppers of those that live on."""
+    """End every init that no row names, and every helper whose caller is gone; the uppers of the inits that live on."""
     named = {
         Process(record.init_pid, record.init_start): record.upper
         for record in store.db.sessions()
         if record.state == "live" and record.boot == boot and record.upper is not None
     }
-    live = set()
+    live: set[int] = set()
+    while strays := [
+        *processes.marked(f"{store.tag}-"),  # CRIU, and what it had half restored
+        *(init for init in processes.inits(store.tag) if init not in named),
+    ]:
+        for stray in strays:
+            processes.kill(stray)
+        for stray in strays:
+            if not processes.wait_gone(stray, 10):
+                raise KernelError(f"process {stray.pid} was left by a crash and does not die")
+        swept.processes += len(strays)
     for init in processes.inits(store.tag):
-        if init in named:
-            live.add(named[init] or 0)
-            continue
-        processes.kill(init)
-        processes.wait_gone(init, 10)
-        swept.processes += 1
+        live.add(named.get(init) or 0)
     return live
+
+
+def _thaw(store: Store) -> None:
+    """Nobody is taking a snapshot now: a group that stands still was left so."""
+    for _, group in cgroups.list_groups(store.tag):
+        cgroups.thaw(group)
 
 
 def _groups(store: Store, live: set[int], swept: Swept) -> None:

@@ -7,7 +7,9 @@ and a single one on v2 (for usage), so that the common case costs nothing.
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +17,7 @@ from pathlib import Path
 from waypoint.errors import HostUnsupported, KernelError
 from waypoint.model import Limits
 
-__all__ = ["freeze", "freezer_group", "groups_for", "list_groups", "make_groups", "remove_groups", "thaw"]
+__all__ = ["freezer_group", "frozen", "groups_for", "list_groups", "make_groups", "remove_groups", "thaw"]
 
 _ROOT = Path("/sys/fs/cgroup")
 _PARENT = "waypoint"
@@ -74,16 +76,33 @@ def freezer_group(tag: str, session: str) -> Path:
     )
 
 
-def freeze(group: Path, timeout: float = 10) -> None:
-    """Return when every process in the group has stopped."""
+@contextlib.contextmanager
+def frozen(group: Path, timeout: float = 10) -> Iterator[None]:
+    """Every process in the group stands still inside; they go on even if this very process is killed meanwhile.
+
+    A frozen group stays frozen whoever dies, so a child waits for the end of a pipe that only we hold, and thaws it then.
+    """
     two = (group / "cgroup.freeze").exists()
-    (group / ("cgroup.freeze" if two else "freezer.state")).write_text("1" if two else "FROZEN")
-    deadline = time.monotonic() + timeout
-    while not _frozen(group, two):
-        if time.monotonic() > deadline:
-            thaw(group)
-            raise KernelError(f"the processes in {group} could not be stopped within {timeout:g} s; they run on")
-        time.sleep(0.001)
+    control, go, stop = (group / "cgroup.freeze", "0", "1") if two else (group / "freezer.state", "THAWED", "FROZEN")
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", 'read -r _; echo "$1" > "$2"', "thaw", go, str(control)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={},
+        start_new_session=True,
+    )
+    try:
+        control.write_text(stop)
+        deadline = time.monotonic() + timeout
+        while not _frozen(group, two):
+            if time.monotonic() > deadline:
+                raise KernelError(f"the processes in {group} could not be stopped within {timeout:g} s; they run on")
+            time.sleep(0.001)
+        yield
+    finally:
+        control.write_text(go)
+        guard.communicate()
 
 
 def _frozen(group: Path, two: bool) -> bool:
@@ -92,9 +111,14 @@ def _frozen(group: Path, two: bool) -> bool:
     return (group / "freezer.state").read_text().strip() == "FROZEN"
 
 
-def thaw(group: Path) -> None:
-    two = (group / "cgroup.freeze").exists()
-    (group / ("cgroup.freeze" if two else "freezer.state")).write_text("0" if two else "THAWED")
+def thaw(group: Path) -> bool:
+    """Let a group go on that was left frozen; whether it was."""
+    for name, stop, go in (("cgroup.freeze", "1", "0"), ("freezer.state", "FROZEN", "THAWED")):
+        control = group / name
+        if control.exists() and control.read_text().strip() in (stop, "FREEZING"):
+            control.write_text(go)
+            return True
+    return False
 
 
 def make_groups(tag: str, session: str, limits: Limits, *, freezer: bool = False) -> tuple[Path, ...]:

@@ -15,6 +15,7 @@ __all__ = [
     "Measure",
     "allocated_bytes",
     "carry_links",
+    "changed_since",
     "copy_listed",
     "copy_tree",
     "discard_tree",
@@ -73,6 +74,24 @@ def fingerprint(root: Path, skip: str) -> str:
             if entry.is_dir(follow_symlinks=False):
                 stack.append(entry.path)
     return digest.hexdigest()
+
+
+def changed_since(root: Path, since_ns: int, skip: str) -> bool:
+    """Something in the tree was written, made, renamed or removed after `since_ns` (epoch)."""
+    stack = [str(root)]
+    while stack:
+        directory = stack.pop()
+        if os.lstat(directory).st_ctime_ns > since_ns:
+            return True
+        with os.scandir(directory) as found:
+            for entry in found:
+                if directory == str(root) and entry.name == skip:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    stack.append(entry.path)
+                elif entry.stat(follow_symlinks=False).st_ctime_ns > since_ns:
+                    return True
+    return False
 
 
 def copy_tree(source: Path, target: Path) -> None:

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ CREATE TABLE sessions (
   spec TEXT NOT NULL, snapshot TEXT REFERENCES snapshots(id), layers TEXT NOT NULL, upper INTEGER, init_pid INTEGER NOT NULL,
   init_start INTEGER NOT NULL, boot TEXT NOT NULL, created REAL NOT NULL,
   epoch INTEGER NOT NULL, undo TEXT, pause TEXT REFERENCES snapshots(id)) STRICT;
+CREATE TABLE endings (session TEXT PRIMARY KEY, snapshot TEXT NOT NULL, frozen_ns INTEGER NOT NULL) STRICT;
 """
 
 _SNAPSHOT_COLUMNS = [
@@ -76,6 +77,12 @@ _SESSION_COLUMNS = [
     "undo",
     "pause",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    snapshot: str
+    frozen_ns: int
 
 
 class Database:
@@ -251,6 +258,7 @@ class Database:
     def remove_session(self, session: str) -> None:
         with self.write() as connection:
             connection.execute("DELETE FROM sessions WHERE id=?", (session,))
+            connection.execute("DELETE FROM endings WHERE session=?", (session,))
 
     def sessions(self) -> list[SessionRecord]:
         return [_session(row) for row in self._connection().execute("SELECT * FROM sessions ORDER BY created, id")]
@@ -266,10 +274,9 @@ class Database:
 
     def add_snapshot(self, record: SnapshotRecord, session_update: dict[str, Any] | None = None) -> None:
         """The snapshot's row and what it changes in its session, in one transaction."""
-        marks = ",".join("?" * len(_SNAPSHOT_COLUMNS))
         try:
             with self.write() as connection:
-                connection.execute(f"INSERT INTO snapshots VALUES ({marks})", _snapshot_row(record))
+                _insert_snapshot(connection, dict(zip(_SNAPSHOT_COLUMNS, _snapshot_row(record), strict=True)))
                 if session_update:
                     values = dict(session_update)
                     if "layers" in values:
@@ -278,6 +285,36 @@ class Database:
                     connection.execute(f"UPDATE sessions SET {sets} WHERE id=?", (*values.values(), record.session))
         except sqlite3.IntegrityError as error:
             raise Exists(f"this tree has a snapshot named {record.name} already", name=record.name) from error
+
+    # -- endings: a session that is about to be ended at a snapshot (ending.py) ---------------------------------------
+
+    def add_ending(self, record: SnapshotRecord, frozen_ns: int) -> None:
+        """The intent; the snapshot does not exist yet. `frozen_ns`: the session's files have not changed since."""
+        row = json.dumps(dict(zip(_SNAPSHOT_COLUMNS, _snapshot_row(record), strict=True)))
+        with self.write() as connection:
+            connection.execute("INSERT OR REPLACE INTO endings VALUES (?,?,?)", (record.session, row, frozen_ns))
+
+    def ending(self, session: str) -> Ending | None:
+        row = self._connection().execute("SELECT * FROM endings WHERE session=?", (session,)).fetchone()
+        return None if row is None else Ending(json.loads(row["snapshot"])["id"], row["frozen_ns"])
+
+    def drop_ending(self, session: str) -> None:
+        with self.write() as connection:
+            connection.execute("DELETE FROM endings WHERE session=?", (session,))
+
+    def complete_ending(self, session: str) -> None:
+        """The session's processes are gone: from now on the snapshot exists, and the session is paused at it."""
+        with self.write() as connection:
+            found = connection.execute("SELECT snapshot FROM endings WHERE session=?", (session,)).fetchone()
+            row = json.loads(found["snapshot"])
+            _insert_snapshot(connection, row)
+            connection.execute(
+                "UPDATE sessions SET state='paused', init_pid=0, init_start=0, upper=NULL, layers=?, pause=? WHERE id=?",
+                (row["layers"], row["id"], session),
+            )
+            if not row["pinned"]:
+                connection.execute("UPDATE sessions SET snapshot=? WHERE id=?", (row["id"], session))
+            connection.execute("DELETE FROM endings WHERE session=?", (session,))
 
     def update_snapshot(self, snapshot: str, **columns: Any) -> None:
         for name in ("layers", "manifest"):
@@ -323,6 +360,12 @@ class Database:
 
     def _find(self, table: str, key: str, tree: str | None) -> list[sqlite3.Row]:
         return find_rows(self._connection(), table, key, tree)
+
+
+def _insert_snapshot(connection: sqlite3.Connection, row: dict[str, Any]) -> None:
+    """Its parent may have been removed since the snapshot began: then it has none."""
+    marks = ",".join("(SELECT id FROM snapshots WHERE id=?)" if name == "parent" else "?" for name in row)
+    connection.execute(f"INSERT INTO snapshots VALUES ({marks})", list(row.values()))
 
 
 # -- rows <-> records -------------------------------------------------------------------------------------------------
