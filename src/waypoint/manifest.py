@@ -47,7 +47,7 @@ def shell_state(link: Link) -> dict[str, Any] | None:
 
 def _ask(link: Link) -> ExecResult | None:
     """A command's outcome is out a moment before the shell waits for the next: until then it refuses, but runs nothing."""
-    request = commands.exec_request(SHELL_QUERY, no_wait=True)
+    request = commands.exec_request(SHELL_QUERY, no_wait=True, ours=True)
     request.timeout = 5
     deadline = time.monotonic() + _BETWEEN_COMMANDS
     try:

@@ -85,9 +85,14 @@ def _flags(stdin: bytes | BinaryIO | None, no_wait: bool, merge: bool) -> int:
 
 
 def exec_request(
-    text: str | bytes, *, stdin: bytes | BinaryIO | None = None, no_wait: bool = False, merge: bool = False
+    text: str | bytes,
+    *,
+    stdin: bytes | BinaryIO | None = None,
+    no_wait: bool = False,
+    merge: bool = False,
+    ours: bool = False,
 ) -> Request:
-    """A command for the persistent shell."""
+    """A command for the persistent shell. `ours`: nobody asked for it, so nobody waits for it as the last command."""
     data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
     if b"\0" in data:
         raise UsageError("a shell command cannot contain a NUL byte; send such data on stdin")
@@ -95,7 +100,8 @@ def exec_request(
         raise UsageError(
             f"a command of {len(data)} bytes is over the limit of {frames.MAX_TEXT}; send the data on stdin"
         )
-    return Request(frames.EXEC, bytes([_flags(stdin, no_wait, merge)]) + data, stdin)
+    flags = _flags(stdin, no_wait, merge) | (frames.EXEC_OURS if ours else 0)
+    return Request(frames.EXEC, bytes([flags]) + data, stdin)
 
 
 def run_request(

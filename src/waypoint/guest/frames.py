@@ -16,7 +16,7 @@ TERMINAL, KEYS, RESIZE, QUIESCE, BACKGROUND = b"T", b"t", b"W", b"Q", b"B"
 STATE, STARTED, STDOUT, STDERR, DONE, BUSY, READY, ERROR, LOG = b"s", b"x", b"o", b"e", b"d", b"b", b"q", b"!", b"g"
 SCREEN, ENDED, TAKEN = b"r", b"z", b"i"
 
-EXEC_INPUT, EXEC_NO_WAIT, EXEC_MERGE = 1, 2, 4
+EXEC_INPUT, EXEC_NO_WAIT, EXEC_MERGE, EXEC_OURS = 1, 2, 4, 8
 
 DONE_HEAD = struct.Struct("<iBQQ")
 OFFSET = struct.Struct("<Q")

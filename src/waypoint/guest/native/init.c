@@ -64,7 +64,7 @@ struct client {
 static struct command *commands[MAX_COMMANDS];
 static struct client clients[MAX_CLIENTS];
 static int n_commands;
-static uint32_t next_id = 1, current;	/* current: the exec in the shell, 0 when idle */
+static uint32_t next_id = 1, current, last;	/* current: the exec in the shell, 0 when idle; last: the last that anybody asked for */
 static int master, slave, bell, ctl, listener;
 static pid_t shell_pid;
 static int shell_waiting, shell_starts;	/* waiting: it sits in its loop; starts: how often it was started */
@@ -435,6 +435,7 @@ int main(int argc, char **argv)
 	for (int i = 0; i < MAX_CLIENTS; i++)
 		clients[i].fd = -1;
 	open_everything();
+	make_directories(shell_dir);
 	start_shell();
 	/* the launcher waits for the end of its stderr pipe: from here on all is well */
 	dup2(0, 2);

@@ -89,10 +89,10 @@ gone:
 static void state(int i)
 {
 	static char text[10240];
-	int n = snprintf(text, sizeof(text), "version=%d\nshell_pid=%d\nshell=%s\nuser=%s\nstate=%s\ncurrent=%u\nnext=%u\nstarts=%d\ncwd=%s\n",
+	int n = snprintf(text, sizeof(text), "version=%d\nshell_pid=%d\nshell=%s\nuser=%s\nstate=%s\ncurrent=%u\nlast=%u\nnext=%u\nstarts=%d\ncwd=%s\n",
 			 WIRE_VERSION, shell_pid, shell_path, shell_user.name,
 			 current ? "busy" : shell_waiting ? "idle" : shell_at_prompt ? "prompt" : "starting",
-			 current, next_id, shell_starts, shell_cwd);
+			 current, last, next_id, shell_starts, shell_cwd);
 	reply(i, F_STATE, 0, text, n);
 }
 

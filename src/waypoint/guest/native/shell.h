@@ -72,6 +72,22 @@ static void user_environment(const struct user *u)
 	setenv("LOGNAME", u->name, 1);
 }
 
+/* Builders leave it to whoever starts an image to make the directory that WORKDIR names. */
+static void make_directories(const char *path)
+{
+	char text[4096];
+
+	if (*path != '/')
+		return;
+	snprintf(text, sizeof(text), "%s", path);
+	for (char *slash = text + 1; (slash = strchr(slash, '/')); slash++) {
+		*slash = 0;
+		mkdir(text, 0755);
+		*slash = '/';
+	}
+	mkdir(text, 0755);	/* what cannot be made, the shell cannot enter either: it starts at home then */
+}
+
 static void start_shell(void)
 {
 	const char *base = strrchr(shell_path, '/');
@@ -295,6 +311,8 @@ static void start_exec(struct command *c)
 	n = snprintf(line, sizeof(line), "%d %s %s\n", c->fifo, in, path[c->flags & EXEC_MERGE ? 0 : 1]);
 	c->state = RUNNING;
 	current = c->id;
+	if (!(c->flags & EXEC_OURS))
+		last = c->id;
 	shell_fresh = 0;
 	reply(c->client, F_STARTED, c->id, &fresh, 1);
 	must(write(bell, line, n) != n, "ringing the shell");

@@ -40,6 +40,7 @@
 #define EXEC_INPUT 1	/* stdin will be sent; otherwise it is /dev/null */
 #define EXEC_NO_WAIT 2	/* answer F_BUSY rather than queue */
 #define EXEC_MERGE 4	/* stderr into stdout, in exact order */
+#define EXEC_OURS 8	/* Waypoint's own question to the shell: not the last command that anybody asked for */
 
 struct frame {
 	uint32_t length;
