@@ -170,7 +170,7 @@ class Session:
         """
         if command_id is None:
             state = self.state()
-            command_id = int(state["current"]) or int(state["next"]) - 1
+            command_id = int(state["current"]) or int(state["last"])
             if command_id <= 0:
                 raise WrongState(f"session {self.id} has run no command yet", session=self.id)
         request = commands.Request(b"", b"", timeout=timeout)

@@ -44,9 +44,14 @@ def _whole(words: list[str]) -> int:
     from waypoint.errors import UsageError, WaypointError
 
     try:
-        code = waypoint.main(words, prog_name="waypoint", standalone_mode=False, complete_var=COMPLETION)
+        if COMPLETION in os.environ:
+            waypoint.main(words, prog_name="waypoint", complete_var=COMPLETION)
+        with waypoint.make_context("waypoint", list(words)) as context:
+            waypoint.invoke(context)
         sys.stdout.flush()
-        return int(code or 0)
+        return 0
+    except click.exceptions.Exit as end:
+        return end.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return 2
