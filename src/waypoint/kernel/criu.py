@@ -5,6 +5,7 @@ Never by parsing its prose: success is a field of the answer. Only when it fails
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from waypoint.errors import CriuError, DiskFull, NotCapturable
-from waypoint.kernel import criu_images_pb2, processes, tools
+from waypoint.kernel import criu_images_pb2, netlock, processes, tools
 from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel.criu_worker import Hook, Worker
 from waypoint.kernel.launch import STAGE, Overlay, launch_argv
@@ -90,16 +91,21 @@ def _dump(
     def mark(_: int) -> None:
         stopped.append(time.perf_counter())
 
+    def frozen(_: int) -> None:
+        if own_network and netlock.has_connections(init_pid):
+            held.callback(netlock.lock_network(init_pid))
+        beside.append(pool.submit(while_frozen))
+
     def released(_: int) -> None:
         beside[0].result()
         if own_network:
             _claim_network(images)
         before_release()
 
-    with ThreadPoolExecutor(1, thread_name_prefix="frozen") as pool:
+    with contextlib.ExitStack() as held, ThreadPoolExecutor(1, thread_name_prefix="frozen") as pool:
         hooks: dict[str, Hook] = {
             "pre-dump": mark,
-            "query-ext-files": lambda _: beside.append(pool.submit(while_frozen)),
+            "query-ext-files": frozen,
             "post-dump": released,
         }
         answer = worker.ask(rpc.DUMP, options, hooks)
@@ -155,11 +161,14 @@ def restore(
             begun.append(processes.identify(pid))
             if with_network is not None:
                 with_network(pid)
+            if own_network and netlock.saved_connections(images):
+                held.callback(netlock.lock_network(pid))
 
         argv = launch_argv("criu", [*_kdat(), *overlay.options()], cgroups, tools.criu_argv())
         try:
-            with Worker(argv, mark=mark) as worker:
-                answer = worker.ask(rpc.RESTORE, options, {"setup-namespaces": namespaces_exist})
+            with contextlib.ExitStack() as held, Worker(argv, mark=mark) as worker:
+                hooks = {"setup-namespaces": namespaces_exist, "network-unlock": lambda _: held.close()}
+                answer = worker.ask(rpc.RESTORE, options, hooks)
                 if not answer.success:
                     raise _failure("restore", log_dir / "restore.log", answer, worker.stderr())
                 return processes.identify(int(answer.restore.pid))
