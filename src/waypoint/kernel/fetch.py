@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from waypoint.errors import HostUnsupported, KernelError
 from waypoint.kernel import tools
 from waypoint.kernel.programs import Finished, run_program
 
-__all__ = ["Progress", "fetch_criu", "locked_prefix", "mirrors"]
+__all__ = ["Progress", "fetch_criu", "fetch_deb", "locked_prefix", "mirrors"]
 
 Progress = Callable[[str], None]
 
@@ -114,6 +115,38 @@ def _fetch_into(where: Path, staging: Path, progress: Progress) -> tools.Criu:
         fix="check the network and the proxy settings of apt, then run `waypoint setup` again",
         feature="criu",
     )
+
+
+def fetch_deb(
+    staging: Path, package: str, wanted: re.Pattern[str], suites: Sequence[tuple[str, ...]], progress: Progress
+) -> Path:
+    """Of all that `package` would bring along, only the package whose name is `wanted`: a kernel without its tools."""
+    keys = _host_keyring(staging, progress)
+    refusals = []
+    for number, (suite, mirror) in enumerate((suite, mirror) for suite in suites for mirror in mirrors()):
+        progress(f"fetching {package} from Debian {suite[0]} ({mirror})")
+        try:
+            return _download_one(staging / str(number), mirror, suite, keys, package, wanted)
+        except KernelError as error:
+            refusals.append(f"- Debian {suite[0]} at {mirror}: {error.message}")
+    raise HostUnsupported(
+        f"{package} could not be fetched:\n" + "\n".join(refusals),
+        fix="check the network and the proxy settings of apt, and try again",
+    )
+
+
+def _download_one(
+    root: Path, mirror: str, suites: tuple[str, ...], keyring: Path, package: str, wanted: re.Pattern[str]
+) -> Path:
+    apt = _indexed(root, mirror, suites, keyring)
+    asked = apt.get("install", "--print-uris", "--no-install-recommends", package, timeout=_UPDATE_TIMEOUT_S)
+    _must(asked, f"looking for {package} in Debian {suites[0]}")
+    names = re.findall(r"^'[^']*' ([^_]+)_\S+ ", asked.text, re.MULTILINE)
+    name = next((name for name in names if wanted.fullmatch(name)), None)
+    if name is None:
+        raise KernelError(f"Debian {suites[0]} has no {wanted.pattern} behind {package}")
+    _must(apt.get("download", name, timeout=_DOWNLOAD_TIMEOUT_S), f"downloading {name}")
+    return next(root.glob(f"{name}_*.deb"))
 
 
 def _download_criu(
@@ -209,13 +242,18 @@ _HOOKS = (
 
 def _download(root: Path, mirror: str, suites: tuple[str, ...], keyring: Path, package: str) -> list[Path]:
     """The package and everything it depends on, verified against `keyring`; KernelError with apt's words otherwise."""
+    apt = _indexed(root, mirror, suites, keyring)
+    arguments = ("install", "--download-only", "--no-install-recommends", "-t", suites[0], package)
+    _must(apt.get(*arguments, timeout=_DOWNLOAD_TIMEOUT_S), f"downloading {package} from Debian {suites[0]}")
+    return sorted((root / "cache/archives").glob("*.deb"))
+
+
+def _indexed(root: Path, mirror: str, suites: tuple[str, ...], keyring: Path) -> _PrivateApt:
     lines = [f"deb [target=Packages signed-by={keyring}] {mirror} {suite} main\n" for suite in suites]
     apt = _PrivateApt(root, "".join(lines))
     apt.prepare()
     _must(apt.get(*_STRICT_UPDATE, timeout=_UPDATE_TIMEOUT_S), f"reading the index of Debian {suites[0]}")
-    arguments = ("install", "--download-only", "--no-install-recommends", "-t", suites[0], package)
-    _must(apt.get(*arguments, timeout=_DOWNLOAD_TIMEOUT_S), f"downloading {package} from Debian {suites[0]}")
-    return sorted((root / "cache/archives").glob("*.deb"))
+    return apt
 
 
 def _must(done: Finished, what: str) -> None:
