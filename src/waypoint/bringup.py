@@ -175,6 +175,8 @@ def retire(store: Store, live: Live, *, wait: bool = False) -> None:
     if wait and not processes.wait_gone(live.init, 30):
         raise KernelError(f"process {live.init.pid} does not die")
     if live.spec.network == "nat":
+        # a dying process closes its connections: with the link gone too early nobody outside would hear of it
+        processes.wait_gone(live.init, 5)
         nat.detach_nat(incarnation(store, live.upper))
     groups = cgroups.groups_for(store.tag, str(live.upper), live.spec.limits, freezer=live.spec.files_only)
     cgroups.remove_groups(groups)

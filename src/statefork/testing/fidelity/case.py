@@ -34,6 +34,7 @@ class Case:
     """Python modules of the environment's own `python3` that must be there."""
     options: Options = Options()
     expects: ClassVar[str] = "restored"
+    """"restored": judged three ways; "refused": the snapshot must be refused; "own": by its own `judge`."""
 
     def setup(self, inside: Inside) -> None:
         raise NotImplementedError
@@ -46,6 +47,9 @@ class Case:
 
     def works(self, inside: Inside) -> None:
         """Nothing more to prove than `observe` does."""
+
+    def judge(self, inside: Inside) -> None:
+        """Only where `expects` is "own": does all of the three ways by itself."""
 
     def refusal(self, inside: Inside, error: Exception) -> None:
         """Only where `expects` is "refused": CaseFailed when the error does not say what it must."""

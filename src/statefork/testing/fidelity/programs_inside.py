@@ -30,10 +30,10 @@ class ProbeCase(Case):
         self.options = options or Options()
         self._module = probe.__module__.rpartition(".")[2]
         self._class = probe.__name__
-        self._directory = f"{_ROOT}/{self.name}"
+        self.directory = f"{_ROOT}/{self.name}"
 
     def setup(self, inside: Inside) -> None:
-        where = self._directory
+        where = self.directory
         inside.sh(f"mkdir -p {where} && tar xf - -C {where}", stdin=_archive(self._module))
         inside.sh(
             f"mkfifo {where}/ask {where}/answer; (cd {where} && exec python3 -m guest.probe "
@@ -41,17 +41,17 @@ class ProbeCase(Case):
         )
 
     def observe(self, inside: Inside) -> str:
-        return self._ask(inside, "observe")
+        return self.ask(inside, "observe")
 
     def perturb(self, inside: Inside) -> None:
-        self._ask(inside, "perturb")
+        self.ask(inside, "perturb")
 
     def works(self, inside: Inside) -> None:
-        self._ask(inside, "works")
+        self.ask(inside, "works")
 
-    def _ask(self, inside: Inside, word: str) -> str:
+    def ask(self, inside: Inside, word: str) -> str:
         """`read`: were the program to die, its end of a FIFO would stay shut for ever; so its pid is watched."""
-        where = self._directory
+        where = self.directory
         script = (
             f"cd {where}; kill -0 $(cat pid) 2>/dev/null || {{ echo '-the program has ended:'; cat log; exit; }}; "
             f"echo {word} >ask; exec timeout 25 cat answer"

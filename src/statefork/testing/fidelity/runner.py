@@ -114,8 +114,8 @@ def _judge(backend: Backend, case: Case) -> dict[str, Outcome]:
         lacking = _lacking(inside, case)
         if lacking:
             return _all_ways(Verdict.SKIPPED, lacking)
-        judge = _refusal if case.expects == "refused" else _three_ways
-        return judge(inside, case)
+        judges = {"restored": _three_ways, "refused": _refusal, "own": _own}
+        return judges[case.expects](inside, case)
 
 
 def _lacking(inside: Inside, case: Case) -> str:
@@ -202,6 +202,14 @@ def _refusal(inside: Inside, case: Case) -> dict[str, Outcome]:
     except _FAILURES as error:
         return _all_ways(Verdict.FAILED, str(error))
     return _all_ways(Verdict.REFUSED)
+
+
+def _own(inside: Inside, case: Case) -> dict[str, Outcome]:
+    try:
+        case.judge(inside)
+    except _FAILURES as error:
+        return _all_ways(Verdict.FAILED, str(error))
+    return _all_ways(Verdict.PASSED)
 
 
 def _equal(case: Case, inside: Inside, saved: str, who: str) -> None:
