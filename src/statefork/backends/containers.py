@@ -123,6 +123,8 @@ class ContainerTool:
 class ContainerLive(Live):
     """A running container; `owned` is False for one that somebody else made."""
 
+    _settle_seconds = 0.0
+
     def __init__(self, tool: ContainerTool, container: str, *, owned: bool) -> None:
         self.description = container
         self._tool = tool
@@ -134,7 +136,7 @@ class ContainerLive(Live):
         return self._shell.exec(request)
 
     def run(self, request: RunRequest) -> ExecResult:
-        return run_in_guest(self._wrap, request, lambda said: self._dead(said))
+        return run_in_guest(self._wrap, request, self._dead, settle_seconds=self._settle_seconds)
 
     def capture(self, place: Place, mode: Mode, parent: Captured | None) -> Captured:
         image = f"{SNAPSHOT_REPOSITORY}:{place.name}"
@@ -379,7 +381,7 @@ def export_manifest(tool: ContainerTool, container: str) -> Manifest:
     """Read `export` on the fly: nothing is kept but the digests."""
     child = Child(tool.argv("export", container))
     try:
-        child.feed(None)
+        child.feed(None, end=True)
         with open(child.stdout, "rb", closefd=False) as stream:
             try:
                 entries = manifest_of_tar(stream)

@@ -7,8 +7,10 @@ that it has begun and its pid, and afterwards the exit code, as marks.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from typing import IO
 
 from statefork.backends.output import Mark, MarkScanner, OutputRecord, new_token
 from statefork.backends.programs import Child
@@ -18,11 +20,19 @@ from statefork.model import ExecResult, RunRequest, Stream
 __all__ = ["run_in_guest"]
 
 # `exec` in a subshell runs programs only, never a builtin of this shell, and gives 127 for one that does not exist.
+# `head` hands on as much as there is and then ends, so that the pipe stays open for the last line: podman drops
+# what it has not yet read when the process that it started ends, so this one waits until we have said that we have all.
 _SCRIPT = r"""
-t=$1; shift
+t=$1 n=$2; shift 2
 printf '\0%s:%s\0' "$t" "$$"; printf '\0%s:\0' "$t" >&2
-( exec "$@" ); rc=$?
+case $n in
+none) ( exec "$@" ) </dev/null;;
+all) ( exec "$@" );;
+*) head -c "$n" | ( exec "$@" );;
+esac
+rc=$?
 printf '\0%s:%s\0' "$t" "$rc"; printf '\0%s:\0' "$t" >&2
+[ "$n" = all ] || while IFS= read -r line; do case $line in *"$t") break;; esac; done
 """
 
 
@@ -30,14 +40,20 @@ def run_in_guest(
     wrap: Callable[[RunRequest, Sequence[str]], list[str]],
     request: RunRequest,
     fail: Callable[[str], WaypointError],
+    *,
+    settle_seconds: float = 0.0,
 ) -> ExecResult:
-    """`wrap` makes the host's command line for an argv inside; `fail` the error when the tool could not start it."""
+    """`wrap` makes the host's command line for an argv inside; `fail` the error when the tool could not start it.
+
+    `settle_seconds` is how long to wait at most until nothing of the tool is left inside.
+    """
     token = new_token()
+    size = _size(request.stdin)
     attempt = _Attempt(token, OutputRecord(request.output_limit_bytes, request.on_output))
     deadline = None if request.timeout is None else time.monotonic() + request.timeout
-    child = Child(wrap(request, ["sh", "-c", _SCRIPT, "sh", token, *request.argv]))
+    child = Child(wrap(request, ["sh", "-c", _SCRIPT, "sh", token, size, *request.argv]))
     try:
-        child.feed(request.stdin)
+        child.feed(request.stdin, end=size == "all")
         in_time = child.pump(attempt.take, deadline)
         if not in_time:
             attempt.end(wrap, child)
@@ -51,9 +67,27 @@ def run_in_guest(
             if attempt.pid is None:
                 raise fail(said or f"ended in {code}")
             raise SessionDead(f"the environment went away while `{request.argv[0]}` ran: {said or f'exit code {code}'}")
+        if size != "all":
+            child.say(b"\n" + token.encode() + b"\n")
+        if settle_seconds:
+            child.wait(settle_seconds)
         return attempt.record.result(attempt.exit_code)
     finally:
         child.close()
+
+
+def _size(source: bytes | IO[bytes] | None) -> str:
+    """How many bytes the program may read: a number, none, or all there is if nobody can tell."""
+    if source is None:
+        return "none"
+    if isinstance(source, bytes):
+        return str(len(source))
+    if not source.seekable():
+        return "all"
+    here = source.tell()
+    size = source.seek(0, os.SEEK_END) - here
+    source.seek(here)
+    return str(size)
 
 
 class _Attempt:
@@ -90,7 +124,7 @@ class _Attempt:
                 wrap(RunRequest(()), ["sh", "-c", 'kill -KILL "-$1" || kill -KILL "$1"', "sh", str(self.pid)])
             )
             try:
-                killer.feed(None)
+                killer.feed(None, end=True)
                 killer.pump(lambda stream, data: False, time.monotonic() + 10)
             finally:
                 killer.close()

@@ -9,6 +9,7 @@ PID 1 and cannot be stored while it lives: a snapshot waits for it.
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import tempfile
 import threading
@@ -102,6 +103,8 @@ class _Gate:
 
 
 class HybridLive(ContainerLive):
+    _settle_seconds = 1.0  # CRIU refuses a container with a foreign process in it, even one that is just ending
+
     def __init__(
         self, tool: ContainerTool, container: str, *, owned: bool, export_dir: Path | None, adopted: ShellState | None
     ) -> None:
@@ -175,16 +178,19 @@ class HybridLive(ContainerLive):
         return FifoChannel(self._fifos)
 
     def _refused(self, what: str, said: str) -> WaypointError:
-        """Quote CRIU's own words: podman only names the file that they are in."""
-        log = next((word for word in said.replace(",", " ").split() if word.endswith(".log")), None)
-        errors: list[str] = []
-        if log is not None and Path(log).exists():
-            lines = Path(log).read_text(errors="replace").splitlines()
-            errors = [line for line in lines if "Error" in line and "RLIMIT_NOFILE" not in line][-6:]
-        if not errors:
+        quoted = quoted_log(said)
+        if not quoted:
             return self._tool.failure(what, said)
-        quoted = "\n".join(errors)
-        return NotCapturable(f"{what}: CRIU refused, the container goes on:\n{quoted}", log=log)
+        return NotCapturable(f"{what}: CRIU refused, the container goes on:\n{quoted}")
+
+
+def quoted_log(said: str) -> str:
+    """CRIU's own words: podman only names the file that they are in. Empty if it does not."""
+    found = re.search(r'(/[^\s"\\]+\.log)', said)
+    if found is None or not Path(found[1]).exists():
+        return ""
+    lines = Path(found[1]).read_text(errors="replace").splitlines()
+    return "\n".join([line for line in lines if "Error" in line and "RLIMIT_NOFILE" not in line][-6:])
 
 
 _EVICT = r"""
@@ -256,9 +262,10 @@ class HybridDriver(ContainerDriver):
         options = ["--ignore-static-ip", "--ignore-static-mac", f"--import={checkpoint.archive}", "--name", container]
         done = tool.call("container", "restore", *options)
         if done.exit_code != 0:
-            error = self._not_restored(tool, container, what, done.stderr.decode(errors="replace"))
+            said = done.stderr.decode(errors="replace")
+            quoted = quoted_log(said)
             remove_container(tool, container)
-            raise error
+            raise CriuError(f"{what} as {container}: CRIU failed:\n{quoted}") if quoted else tool.failure(what, said)
         return self._hybrid(tool, container, owned=True, adopted=checkpoint.shell)
 
     def discard(self, captured: Captured) -> None:
@@ -294,14 +301,6 @@ class HybridDriver(ContainerDriver):
             if owned:
                 remove_container(tool, container)
             raise
-
-    def _not_restored(self, tool: ContainerTool, container: str, what: str, said: str) -> WaypointError:
-        log = next((word for word in said.split() if word.endswith("restore.log")), None)
-        if log is None or not Path(log).exists():
-            return tool.failure(what, said)
-        lines = Path(log).read_text(errors="replace").splitlines()
-        errors = [line for line in lines if "Error" in line and "RLIMIT_NOFILE" not in line][-6:]
-        return CriuError(f"{what} as {container}: CRIU failed:\n" + "\n".join(errors))
 
     def probe_tools(self) -> list[str]:
         return ["podman", "runc", criu_argv()[-1]]

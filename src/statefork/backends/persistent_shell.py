@@ -46,9 +46,11 @@ trap : INT
 if command -v bash >/dev/null 2>&1; then bash --norc --noprofile --noediting +H -i; else sh -i; fi
 rc=$?
 printf '\0%s:exit %s\0' "$token" "$rc"; printf '\0%s:\0' "$token" >&2
+while IFS= read -r line; do case $line in "bye $token") break;; esac; done
 """
 """For `sh -c`: starts the best shell that the environment has, once a line of input has told it the token of its marks.
-Where the input is a FIFO, lines that were meant for a shell that died may lie before that one."""
+Where the input is a FIFO, lines that were meant for a shell that died may lie before that one. At its end it waits for
+a word from us: podman drops what it has not yet read when the process that it started ends."""
 
 _SETUP = (
     r"PS1= PS2=; exec 8>&1 9>&2 >/dev/null 2>&1; __statefork_status() { return $1; };"
@@ -352,6 +354,9 @@ class _Shell:
                         selector.unregister(key.fd)
                     if not data or self._take(stream, data):
                         dead.add(stream)
+        with contextlib.suppress(OSError):
+            if self._exit_code is not None:
+                self._channel.send(f"bye {self.state.life}\n".encode())
         self.over.set()
         self._ready.set()
         command = self._command

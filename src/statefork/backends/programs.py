@@ -38,6 +38,7 @@ class Child:
         except FileNotFoundError as error:
             raise HostUnsupported(f"{argv[0]} is not installed", program=argv[0]) from error
         self._closed = False
+        self._feeder: threading.Thread | None = None
 
     @property
     def stdout(self) -> int:
@@ -55,25 +56,31 @@ class Child:
         self._process.stdin.write(data)
         self._process.stdin.flush()
 
-    def feed(self, source: bytes | IO[bytes] | None) -> None:
-        """Send all of it and then the end of file, from a thread: a program may stop reading, or never begin to."""
-        stdin = self._process.stdin
-        assert stdin is not None
-
-        def work() -> None:
-            with contextlib.suppress(OSError, ValueError):
-                if isinstance(source, bytes):
-                    stdin.write(source)
-                elif source is not None:
-                    while piece := source.read(PIECE_BYTES):
-                        stdin.write(piece)
-            with contextlib.suppress(OSError, ValueError):
-                stdin.close()
-
+    def feed(self, source: bytes | IO[bytes] | None, *, end: bool) -> None:
+        """Send all of it (and then the end of file), from a thread: a program may stop reading, or never begin to."""
         if source is None or source == b"":
-            work()
-        else:
-            threading.Thread(target=work, name="statefork-stdin", daemon=True).start()
+            self._feed(None, end)
+            return
+        self._feeder = threading.Thread(target=self._feed, args=(source, end), name="statefork-stdin", daemon=True)
+        self._feeder.start()
+
+    def _feed(self, source: bytes | IO[bytes] | None, end: bool) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            if isinstance(source, bytes):
+                self.send(source)
+            elif source is not None:
+                while piece := source.read(PIECE_BYTES):
+                    self.send(piece)
+        if end:
+            with contextlib.suppress(OSError, ValueError):
+                self._process.stdin.close()
+
+    def say(self, data: bytes) -> None:
+        """A last word after what was fed, if the program still listens."""
+        if self._feeder is None or not self._feeder.is_alive():
+            with contextlib.suppress(OSError, ValueError):
+                self.send(data)
 
     def pump(self, take: Callable[[Stream, bytes], bool], deadline: float | None) -> bool:
         """Hand over pieces until `take` returns True or both streams have ended (True), or it is too late (False)."""
