@@ -21,7 +21,7 @@ from waypoint.errors import DiskFull, WaypointError
 from waypoint.guest import frames
 from waypoint.guest.connection import connect
 from waypoint.guest.layer import PRIVATE
-from waypoint.kernel import cgroups, criu, inspect, processes, trees
+from waypoint.kernel import aliases, cgroups, criu, inspect, processes, trees
 from waypoint.manifest import describe_session
 from waypoint.model import BaseRecord, Capture, Process, SessionRecord, SnapshotRecord
 from waypoint.store import locks
@@ -52,7 +52,6 @@ class _Sealing:
     print: str = ""
     manifest: dict[str, Any] = field(default_factory=dict)
     record: SnapshotRecord | None = None
-    frozen_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,6 @@ def take(
         faults.point("snapshot-quiesced")
 
         def while_frozen() -> None:
-            sealing.frozen_ns = time.time_ns()
             sealing.manifest = describe_session(init.pid, session.spec.idmap, shell)
             sealing.manifest["base_files"] = _base_files(store, base, session, sealing.manifest.pop("mapped"))
             _seal(store, session, sealing, end_session, busy)
@@ -113,7 +111,8 @@ def take(
                 trees.carry_links(upper, store.paths.upper(sealing.new_layer), criu.LINK_PREFIX)
             if ends:
                 _room_to_come_back(store, sealing)
-                store.db.add_ending(made(0.0), sealing.frozen_ns)
+                # sealing and CRIU itself may have made names in the upper; from here on nobody does
+                store.db.add_ending(made(0.0), time.time_ns())
                 faults.point("snapshot-intended")
 
         def made(paused_ms: float) -> SnapshotRecord:
@@ -145,6 +144,8 @@ def take(
     if ends:
         live = bringup.Live(init, session.upper or 0, session.layers, session.spec)
         bringup.retire(store, live, wait=True)
+        # the overlay's index holds a link to each copied-up file, which would be counted among the file's names
+        trees.discard_tree(store.paths.work(session.upper or 0))
     if not sealing.rehome:
         return Taken(record, None if end_session else init)
     return _rehome(store, base, session, record, dumped.paused_ms)
@@ -168,10 +169,10 @@ def take_files(
     stopped = time.perf_counter()
     try:
         with cgroups.frozen(group):
-            frozen_ns = time.time_ns()
             sealing.manifest = describe_session(init.pid, session.spec.idmap, shell)
             sealing.manifest.pop("mapped")
             _seal(store, session, sealing, end_session, shell is None)
+            frozen_ns = time.time_ns()
             faults.point("files-frozen")
             paused_ms = (time.perf_counter() - stopped) * 1000
             record = _record(store, session, sealing, name, paused_ms, began, created, pinned=end_session)
@@ -257,6 +258,7 @@ def _seal(store: Store, session: SessionRecord, sealing: _Sealing, end_session: 
     assert session.upper is not None
     upper = store.paths.upper(session.upper)
     if sealing.rehome or end_session:
+        _link_names(store, session, upper)
         sealing.layers = (session.upper, *session.layers)
         sealing.files_bytes = trees.allocated_bytes(upper)
         return
@@ -268,8 +270,17 @@ def _seal(store: Store, session: SessionRecord, sealing: _Sealing, end_session: 
             return
     sealing.new_layer = store.new_layer("sealed")
     trees.copy_tree(upper, store.paths.upper(sealing.new_layer))
+    _link_names(store, session, store.paths.upper(sealing.new_layer))
     sealing.files_bytes = trees.allocated_bytes(store.paths.upper(sealing.new_layer))
     sealing.layers = (sealing.new_layer, *session.layers)
+
+
+def _link_names(store: Store, session: SessionRecord, sealed: Path) -> None:
+    """Names of changed files that hang on the overlay's index alone would show the old content over this layer."""
+    upper = session.upper or 0
+    aliases.link_hidden_names(
+        f"/proc/{session.init_pid}/root", store.paths.upper(upper), store.paths.work(upper), sealed, session.spec.idmap
+    )
 
 
 def _parent(store: Store, session: SessionRecord) -> SnapshotRecord | None:

@@ -11,13 +11,12 @@ import os
 import stat
 from pathlib import Path
 
-from waypoint.kernel.attributes import attribute
+from waypoint.kernel.aliases import any_hidden
 from waypoint.kernel.syscalls import open_inside
 from waypoint.view import View, names_in
 
 __all__ = ["changed_aliases"]
 
-_NLINK = "trusted.overlay.nlink"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -26,7 +25,7 @@ def changed_aliases(view: View, work: Path) -> list[str]:
 
     Which names those are is written nowhere, so then every file with more than one name is given.
     """
-    if not _any_hidden(work / "index"):
+    if not any_hidden(work / "index"):
         return []
     found = []
     waiting = [""]
@@ -50,20 +49,3 @@ def changed_aliases(view: View, work: Path) -> list[str]:
         finally:
             os.close(fd)
     return found
-
-
-def _any_hidden(index: Path) -> bool:
-    """Whether a copied-up file has a name that is not in the upper.
-
-    The index has one entry per copied-up file, a hard link of it. Where names come and go overlay keeps the number of all names
-    in an attribute: `U+1` says one more than the links on disk, of which the entry itself is one; so with `U-1` all are there.
-    """
-    try:
-        with os.scandir(index) as entries:
-            for entry in entries:
-                count = None if entry.is_dir(follow_symlinks=False) else attribute(entry.path, _NLINK)
-                if count is not None and not (count.startswith(b"U-") and int(count[1:]) <= -1):
-                    return True
-    except FileNotFoundError:
-        pass
-    return False
