@@ -15,6 +15,7 @@ help:
 
 setup: .venv/.made
 	@$(BIN)/waypoint setup --system-packages
+	@$(BIN)/statefork setup gvisor
 	@$(BIN)/python -m compileall -q src	# also where PYTHONDONTWRITEBYTECODE is set: `waypoint exec` is mostly its imports
 
 # The virtualenv follows the list of dependencies: it is made again when that changes, and at no other time.

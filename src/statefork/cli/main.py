@@ -20,6 +20,7 @@ COMMANDS = {
     "backends": "Table of what each backend can do on this host, and why not.",
     "doctor": "Try every backend, and name the fix for what is missing.",
     "gc": "Remove what crashed processes left behind.",
+    "setup": "Fetch the tools that backends need and no package of this host has.",
     "shell": "Branch an environment by hand.",
 }
 """Name and help; each lives in a module of its name, which is imported when it is asked for and not before."""
