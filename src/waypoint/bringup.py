@@ -82,8 +82,8 @@ def start_tree(
                 init = start_init(overlay, surroundings, argv, env, hold=[gate])
         live = Live(init, upper, layers, spec)
         try:
-            if spec.network == "nat":
-                nat.attach_nat(f"/proc/{init.pid}/ns/net", incarnation(store, upper))
+            if spec.network != "host":
+                _network_up(init.pid, incarnation(store, upper), outside=spec.network == "nat")
             handshake(init, f"over layer {upper}")
         except BaseException:
             retire(store, live)

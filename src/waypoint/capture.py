@@ -21,7 +21,7 @@ from waypoint.errors import DiskFull, WaypointError
 from waypoint.guest import frames
 from waypoint.guest.connection import connect
 from waypoint.guest.layer import PRIVATE
-from waypoint.kernel import aliases, cgroups, criu, inspect, processes, trees
+from waypoint.kernel import aliases, cgroups, criu, inspect, obstacles, processes, trees
 from waypoint.manifest import describe_session
 from waypoint.model import BaseRecord, Capture, Process, SessionRecord, SnapshotRecord
 from waypoint.store import locks
@@ -84,6 +84,7 @@ def take(
     sealing.rehome = not end_session and size.over and not base.flat
     ends = sealing.rehome or end_session
     stack = contextlib.ExitStack()
+    obstacles.refuse_queues(init.pid)
     try:
         staging.mkdir()
         faults.point("snapshot-staged")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from waypoint.errors import CriuError, DiskFull, NotCapturable
-from waypoint.kernel import criu_images_pb2, netlock, processes, tools
+from waypoint.kernel import criu_images_pb2, netlock, obstacles, processes, tools
 from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel.criu_worker import Hook, Worker
 from waypoint.kernel.launch import STAGE, Overlay, launch_argv
@@ -111,7 +111,7 @@ def _dump(
         answer = worker.ask(rpc.DUMP, options, hooks)
         ended = time.perf_counter()
     if not answer.success:
-        raise _failure("dump", images / "dump.log", answer, worker.stderr())
+        raise _failure("dump", images / "dump.log", answer, worker.stderr(), init_pid)
     return Dumped(paused_ms=(ended - stopped[0]) * 1000 if stopped else 0.0)
 
 
@@ -202,36 +202,48 @@ def _options(images: Path, log: str, own_network: bool) -> rpc.criu_opts:
     return options
 
 
-# What CRIU says when it meets something it cannot carry -> what that is in a user's words.
+# What CRIU says when it meets something that `obstacles` does not see -> what that is in a user's words.
 _UNCAPTURABLE = (
-    (r"Unknown shit|Unsupported FD|anon_inode:\[io_uring\]|io_uring", "an io_uring"),
-    (r"is being ptraced|is traced|SEIZE \d+.*not permitted", "a process under a debugger (ptrace)"),
-    (r"anon_inode:\[perf_event\]|perf_event", "a perf event"),
-    (r"/dev/fuse|fuse", "a FUSE connection"),
-    (r"/dev/kvm", "/dev/kvm"),
-    (r"memfd_secret|secretmem", "secret memory (memfd_secret)"),
-    (r"vsock|Unsupported socket family|Unknown socket collected", "a socket of a family that cannot be saved"),
-    (r"MPTCP|mptcp", "an MPTCP socket"),
-    (r"nested|Can't dump nested|Multiple .* namespaces|dumping of nested", "a nested namespace"),
+    (r"Unsupported FD|Unknown shit", "a descriptor of a kind that cannot be saved"),
+    (r"Unsupported socket family|Unknown socket collected", "a socket of a family that cannot be saved"),
+    (r"Multiple .* namespaces|dumping of nested|Can't dump nested", "a nested namespace"),
     (r"Unable to handle char device|Can't dump device|chrdev", "an open device"),
     (r"External socket is used|external (unix )?socket", "a socket whose other end is outside the session"),
-)  # fmt: skip
+    (r"corked", "a UDP socket in the middle of a corked datagram"),
+)
 
 
-def _failure(verb: str, log: Path, answer: rpc.criu_resp, stderr: str) -> CriuError | NotCapturable | DiskFull:
+def _failure(
+    verb: str, log: Path, answer: rpc.criu_resp, stderr: str, init_pid: int | None = None
+) -> CriuError | NotCapturable | DiskFull:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     errors = [line for line in lines if "Error" in line and "RLIMIT_NOFILE" not in line]
     quoted = "\n".join(errors[-8:]) or stderr or answer.cr_errmsg or os.strerror(answer.cr_errno)
     alive = "; the session goes on untouched" if verb == "dump" else ""
     if "No space left on device" in quoted or answer.cr_errno == errno.ENOSPC:
         return DiskFull(f"criu {verb} ran out of disk space{alive}:\n{quoted}", log=str(log))
-    if verb == "dump":
-        for pattern, thing in _UNCAPTURABLE:
-            if re.search(pattern, "\n".join(errors)):
-                return NotCapturable(
-                    f"the session holds {thing}, which a snapshot cannot carry{alive}:\n{quoted}", object=thing
-                )
+    if init_pid is not None:
+        refusal = _refusal(init_pid, "\n".join(errors), quoted)
+        if refusal is not None:
+            return refusal
     return CriuError(f"criu {verb} failed{alive}:\n{quoted}", log=str(log), lines=errors[-8:])
+
+
+def _refusal(init_pid: int, errors: str, quoted: str) -> NotCapturable | None:
+    """Which process holds what, if that can be told: the tree runs again and is looked at."""
+    head = "a snapshot cannot carry what the session holds; it goes on untouched. "
+    found = obstacles.find_obstacles(init_pid)
+    if found:
+        return NotCapturable(
+            head + "; ".join(str(obstacle) for obstacle in found[:5]),
+            obstacles=[str(obstacle) for obstacle in found],
+            lines=quoted,
+        )
+    for pattern, thing in _UNCAPTURABLE:
+        if re.search(pattern, errors):
+            who = ", ".join(obstacles.named_processes(errors)) or "a process"
+            return NotCapturable(f"{head}{who} has {thing}: close it and try again\n{quoted}", object=thing)
+    return None
 
 
 def _kdat() -> list[str]:

@@ -6,6 +6,7 @@ work: the caller's thread never leaves its namespace, not even when something is
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -77,9 +78,9 @@ def new_netns() -> int:
 
 
 def loopback_up(netns: str | int) -> None:
-    """Bring up `lo`, and allow what Docker allows: ping without privilege, any port without privilege.
+    """Bring up `lo`, and allow what Docker allows: ping without privilege, any port without privilege. No MPTCP.
 
-    Both are settings of the namespace alone. A namespace that CRIU made fresh has neither.
+    All are settings of the namespace alone. A namespace that CRIU made fresh has none.
     """
     in_netns(netns, set_up_here)
 
@@ -91,3 +92,6 @@ def set_up_here() -> None:
     settings = Path("/proc/sys/net/ipv4")
     (settings / "ping_group_range").write_text("0 2147483647")
     (settings / "ip_unprivileged_port_start").write_text("0")
+    # Go's servers ask for MPTCP, which CRIU cannot save; without it they take TCP
+    with contextlib.suppress(FileNotFoundError):
+        Path("/proc/sys/net/mptcp/enabled").write_text("0")

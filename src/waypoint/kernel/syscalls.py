@@ -6,11 +6,12 @@ import ctypes
 import errno
 import os
 
-__all__ = ["open_inside", "sync_file_system"]
+__all__ = ["open_inside", "pidfd_getfd", "sync_file_system"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _OPENAT2 = 437
 _SYNCFS = 306 if os.uname().machine == "x86_64" else 267
+_PIDFD_GETFD = 438
 _RESOLVE_NO_XDEV = 0x01
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_NO_SYMLINKS = 0x04
@@ -47,3 +48,16 @@ def sync_file_system(fd: int) -> None:
     if _libc.syscall(_SYNCFS, fd):
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
+
+
+def pidfd_getfd(pid: int, fd: int) -> int:
+    """A duplicate, here, of descriptor `fd` of another process."""
+    process = os.pidfd_open(pid)
+    try:
+        found = _libc.syscall(_PIDFD_GETFD, process, fd, 0)
+        if found < 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), f"/proc/{pid}/fd/{fd}")
+        return int(found)
+    finally:
+        os.close(process)
