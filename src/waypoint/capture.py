@@ -100,12 +100,13 @@ def take(
         quiesce(init, session.id)
         faults.point("snapshot-quiesced")
 
+        def when_frozen() -> None:
+            _seal(store, session, sealing, end_session, busy)
+
         def while_frozen() -> None:
             sealing.manifest = describe_session(init.pid, session.spec.idmap, shell)
             sealing.manifest["base_files"] = _base_files(store, base, session, sealing.manifest.pop("mapped"))
-            _seal(store, session, sealing, end_session, busy)
             faults.point("snapshot-frozen")
-            store.db.close()
 
         def before_release() -> None:
             if sealing.new_layer is not None and criu.has_remaps(staging):
@@ -125,6 +126,7 @@ def take(
         dumped = dumper.dump(
             staging,
             leave_running=not ends,
+            when_frozen=when_frozen,
             while_frozen=while_frozen,
             before_release=before_release,
         )

@@ -61,16 +61,20 @@ class Dumper:
         images: Path,
         *,
         leave_running: bool,
+        when_frozen: Callable[[], None],
         while_frozen: Callable[[], None],
         before_release: Callable[[], None],
     ) -> Dumped:
-        """Dump the tree. `while_frozen` runs beside CRIU's own work once every process has stopped; `before_release` when both
-        are done, before anything moves again (or dies, if not `leave_running`).
+        """Dump the tree.
+
+        `when_frozen` runs as soon as every process has stopped, before CRIU does anything in the session (it makes and removes
+        directories there). `while_frozen` runs beside CRIU's own work, and `before_release` when both are done, before anything
+        moves again (or dies, if not `leave_running`).
 
         On failure CRIU lets the tree go on and CriuError says so: the session is alive.
         """
         self._ends = not leave_running
-        return _dump(self._worker, self._pid, images, self._own_network, leave_running, while_frozen, before_release)
+        return _dump(self._worker, self._pid, images, self._own_network, leave_running, when_frozen, while_frozen, before_release)
 
 
 def _dump(
@@ -79,6 +83,7 @@ def _dump(
     images: Path,
     own_network: bool,
     leave_running: bool,
+    when_frozen: Callable[[], None],
     while_frozen: Callable[[], None],
     before_release: Callable[[], None],
 ) -> Dumped:
@@ -94,6 +99,7 @@ def _dump(
     def frozen(_: int) -> None:
         if own_network and netlock.has_connections(init_pid):
             held.callback(netlock.lock_network(init_pid))
+        when_frozen()
         beside.append(pool.submit(while_frozen))
 
     def released(_: int) -> None:
