@@ -67,7 +67,7 @@ static int n_commands;
 static uint32_t next_id = 1, current, last;	/* current: the exec in the shell, 0 when idle; last: the last that anybody asked for */
 static int master, slave, bell, ctl, listener;
 static pid_t shell_pid;
-static int shell_waiting, shell_starts;	/* waiting: it sits in its loop; starts: how often it was started */
+static int shell_waiting, shell_missing, shell_starts;	/* waiting: it sits in its loop; starts: how often it was started */
 static struct user shell_user;
 static char *shell_path, *shell_dir, shell_cwd[4096];
 static struct spool screen = { .fd = -1 }, background = { .fd = -1 };
@@ -345,8 +345,11 @@ static void pump_output(struct command *c)
 			c->quiet[s] = 1;
 		}
 	}
-	if (c->exited && c->state == RUNNING && c->left[0] <= 0 && c->left[1] <= 0)
+	if (c->exited && c->state == RUNNING && c->left[0] <= 0 && c->left[1] <= 0) {
 		c->state = DONE;
+		for (int s = 0; s < 2; s++)
+			shrink(c->out[s].fd);	/* a job of its has them open still */
+	}
 }
 
 static void tick(void)
@@ -361,6 +364,8 @@ static void tick(void)
 		if (c->ending && c->state == RUNNING)
 			end_command(c);
 	}
+	if (shell_missing)
+		start_shell();
 }
 
 static void loop(void)
@@ -370,7 +375,7 @@ static void loop(void)
 	int64_t last_tick = 0;
 
 	for (;;) {
-		int n = 0, busy = 0;
+		int n = 0, busy = shell_missing;
 		fds[n++] = (struct pollfd){ listener, POLLIN, 0 };
 		fds[n++] = (struct pollfd){ ctl, POLLIN, 0 };
 		fds[n++] = (struct pollfd){ master, POLLIN | (n_keys ? POLLOUT : 0), 0 };

@@ -13,7 +13,7 @@ static int client_may_send(int i)
 static void start_run(struct command *c, const char *text, size_t n)
 {
 	const char *end = text + n, *user = text, *cwd, *word;
-	int in[2], out[2], err[2], argc, k;
+	int in[2] = { -1, -1 }, out[2] = { -1, -1 }, err[2] = { -1, -1 }, argc, k;
 	char **argv, **env;
 	struct user u;
 
@@ -40,9 +40,17 @@ static void start_run(struct command *c, const char *text, size_t n)
 		free(env);
 		goto gone;
 	}
-	must(pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC) || pipe2(err, O_CLOEXEC), "pipe");
-	c->pid = fork();
-	must(c->pid < 0, "fork");
+	if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC) || pipe2(err, O_CLOEXEC) || (c->pid = fork()) < 0) {
+		complain(c->client, c->id, "cannot start a program: %s", strerror(errno));
+		for (k = 0; k < 2; k++) {
+			close(in[k]);
+			close(out[k]);
+			close(err[k]);
+		}
+		free(argv);
+		free(env);
+		goto gone;
+	}
 	if (c->pid == 0) {
 		setsid();
 		dup2(in[0], 0);
@@ -153,7 +161,7 @@ static void handle(int i, struct frame *f, const char *payload)
 			reply(i, F_BUSY, current, NULL, 0);
 			return;
 		}
-		if (f->type == F_EXEC && shell_pid <= 0) {
+		if (f->type == F_EXEC && shell_pid <= 0 && !shell_missing) {
 			complain(i, 0, "the shell %s cannot be started in this session", shell_path);
 			return;
 		}

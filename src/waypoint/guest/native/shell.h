@@ -24,14 +24,19 @@ static void must(int failed, const char *what)
 
 static int fifo(const char *path, int flags)
 {
-	int fd;
+	if ((mkfifo(path, 0600) && errno != EEXIST) || chown(path, shell_user.uid, shell_user.gid))
+		return -1;
+	return open(path, flags | O_NONBLOCK | O_CLOEXEC);
+}
 
-	if (mkfifo(path, 0600) && errno != EEXIST)
-		must(1, path);
-	must(chown(path, shell_user.uid, shell_user.gid), path);
-	fd = open(path, flags | O_NONBLOCK | O_CLOEXEC);
-	must(fd < 0, path);
-	return fd;
+/*
+ * Every pipe counts against a limit per user of the host (fs.pipe-user-pages-soft, 1024 of the usual size), and all sessions are one
+ * user there. Above it no pipe can be restored to the size that it had. So ours are as small as can be while nothing goes through them.
+ */
+static void shrink(int fd)
+{
+	if (fd >= 0)
+		fcntl(fd, F_SETPIPE_SZ, 4096);
 }
 
 static void open_everything(void)
@@ -43,6 +48,9 @@ static void open_everything(void)
 	unlink(DIR "/tty");
 	bell = fifo(DIR "/bell", O_RDWR);
 	ctl = fifo(DIR "/ctl", O_RDWR);
+	must(bell < 0 || ctl < 0, DIR);
+	shrink(bell);
+	shrink(ctl);
 	master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
 	must(master < 0 || grantpt(master) || unlockpt(master) || ptsname_r(master, name, sizeof(name)), "opening a terminal");
 	slave = open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);
@@ -92,14 +100,18 @@ static void start_shell(void)
 {
 	const char *base = strrchr(shell_path, '/');
 	int is_bash = !strcmp(base ? base + 1 : shell_path, "bash");
+	pid_t pid = fork();
 
 	shell_waiting = shell_at_prompt = nested_shell = 0;
-	shell_started_at = time(NULL);
-	shell_starts++;
-	shell_pid = fork();
-	must(shell_pid < 0, "fork");
-	if (shell_pid)
+	shell_missing = pid < 0;	/* the session is at its limit of processes: tried again with every tick */
+	if (pid < 0)
 		return;
+	if (pid) {
+		shell_pid = pid;
+		shell_started_at = time(NULL);
+		shell_starts++;
+		return;
+	}
 	setsid();
 	ioctl(slave, TIOCSCTTY, 0);
 	dup2(slave, 0);
@@ -269,15 +281,34 @@ static int editor_idle(void)
 	return shell_at_prompt && !tcgetattr(slave, &t) && !(t.c_lflag & ICANON) && foreground() == shell_pid;
 }
 
+/* Written over what was there, not truncated first: on a full disk the block that the file has is the only one to be had. */
 static int write_text(const char *text, size_t n)
 {
-	int fd = open(DIR "/c", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600), bad;
+	int fd = open(DIR "/c", O_WRONLY | O_CREAT | O_CLOEXEC, 0600), bad;
+	ssize_t done;
 
 	if (fd < 0)
 		return -1;
-	bad = fchown(fd, shell_user.uid, shell_user.gid) || write(fd, text, n) != (ssize_t)n;
+	errno = ENOSPC;		/* which a short write does not set */
+	done = write(fd, text, n);
+	bad = done != (ssize_t)n || ftruncate(fd, n) || fchown(fd, shell_user.uid, shell_user.gid);
 	close(fd);
 	return bad ? -1 : 0;
+}
+
+/* It never began: its caller is told why, and the shell knows nothing of it. */
+static void refuse(struct command *c, const char *what)
+{
+	complain(c->client, c->id, "cannot %s: %s", what, strerror(errno));
+	for (int s = 0; s < 2; s++) {
+		if (c->out[s].fd >= 0)
+			close(c->out[s].fd);
+		c->out[s].fd = -1;
+	}
+	finish(c, 126, 0, shell_cwd);
+	c->left[0] = c->left[1] = 0;
+	c->state = DONE;
+	c->client = -1;
 }
 
 static void start_exec(struct command *c)
@@ -289,11 +320,7 @@ static void start_exec(struct command *c)
 	for (c->fifo = 1; !slot_free(c->fifo); c->fifo++)
 		;
 	if (write_text(c->pending, c->n_pending)) {
-		complain(c->client, c->id, "cannot write the command into the session: %s", strerror(errno));
-		c->status = 126;
-		c->exited = 1;
-		c->state = DONE;
-		c->client = -1;
+		refuse(c, "write the command into the session");
 		return;
 	}
 	free(c->pending);
@@ -308,14 +335,21 @@ static void start_exec(struct command *c)
 		unlink(in);	/* a leftover reader of an earlier command must not get this one's input */
 		c->in = fifo(in, O_RDWR);
 	}
+	if (c->out[0].fd < 0 || c->out[1].fd < 0 || (c->flags & EXEC_INPUT && c->in < 0)) {
+		refuse(c, "make the command's pipes");
+		return;
+	}
 	n = snprintf(line, sizeof(line), "%d %s %s\n", c->fifo, in, path[c->flags & EXEC_MERGE ? 0 : 1]);
+	if (write(bell, line, n) != n) {
+		refuse(c, "ring the shell");
+		return;
+	}
 	c->state = RUNNING;
 	current = c->id;
 	if (!(c->flags & EXEC_OURS))
 		last = c->id;
 	shell_fresh = 0;
 	reply(c->client, F_STARTED, c->id, &fresh, 1);
-	must(write(bell, line, n) != n, "ringing the shell");
 	if (!shell_waiting)
 		press(KEY, strlen(KEY));
 	shell_waiting = 0;
