@@ -16,6 +16,7 @@ from waypoint.guest.connection import connect
 from waypoint.kernel import capabilities, cgroups, criu, nat, network, processes, seccomp
 from waypoint.kernel.launch import IdmapRefused, Overlay, Surroundings, start_init
 from waypoint.model import BaseRecord, Process, SnapshotRecord, Spec
+from waypoint.reapply import reapply
 from waypoint.store import locks
 from waypoint.store.store import Store
 
@@ -139,6 +140,7 @@ def restore_tree(
             mark=incarnation(store, upper),
         )
         handshake(init, f"from snapshot {snapshot.id}")
+        reapply(init, snapshot)
         return Live(init, upper, layers, spec)
     except BaseException:
         if init is not None:

@@ -33,10 +33,6 @@ COPY_ENTRIES = 3000
 COPY_BYTES = 24 << 20
 
 _FULL = ("files", "processes", "memory", "terminal", "network", "ipc")
-_NEVER = (
-    "connections to the outside: reset on restore",
-    "cpu affinity, io priority, timer slack, coredump filter, session keyring, Landlock rules",
-)
 
 
 @dataclass(slots=True)
@@ -104,7 +100,7 @@ def take(
             _seal(store, session, sealing, end_session, busy)
 
         def while_frozen() -> None:
-            sealing.manifest = describe_session(init.pid, session.spec.idmap, shell)
+            sealing.manifest = describe_session(init.pid, session.spec.idmap, shell, filtered=session.spec.seccomp)
             sealing.manifest["base_files"] = _base_files(store, base, session, sealing.manifest.pop("mapped"))
             faults.point("snapshot-frozen")
 
@@ -331,7 +327,7 @@ def _record(
         paused_ms=paused_ms,
         files_bytes=sealing.files_bytes,
         memory_bytes=trees.allocated_bytes(store.paths.image(sealing.snapshot)) if sealing.full else 0,
-        capture=Capture(_FULL, _NEVER)
+        capture=Capture(_FULL, tuple(manifest.pop("not_captured", ())))
         if sealing.full
         else Capture(("files",), ("processes, memory and terminal: the session is files-only",)),
         manifest=manifest,

@@ -10,7 +10,9 @@ from waypoint.errors import Busy, WaypointError
 from waypoint.guest import commands, frames
 from waypoint.guest.commands import Link
 from waypoint.kernel import inspect
+from waypoint.kernel.losses import find_losses
 from waypoint.model import ExecResult
+from waypoint.reapply import LOST, collect
 
 __all__ = ["SHELL_QUERY", "describe_session", "shell_state"]
 
@@ -85,10 +87,14 @@ def _exported(text: str) -> dict[str, str]:
     return found
 
 
-def describe_session(init_pid: int, idmap: int, shell: dict[str, Any] | None) -> dict[str, Any]:
+def describe_session(
+    init_pid: int, idmap: int, shell: dict[str, Any] | None, *, filtered: bool = True
+) -> dict[str, Any]:
     """Everything about the processes now, with the shell's own answer beside it. Times are the engine's business."""
     began = time.perf_counter()
     found = inspect.describe(init_pid, idmap)
     found["shell"] = shell
+    found[LOST] = collect(init_pid)
+    found["not_captured"] = find_losses(init_pid, filtered=filtered)
     found["manifest_ms"] = round((time.perf_counter() - began) * 1000, 3)
     return found

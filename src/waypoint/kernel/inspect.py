@@ -9,7 +9,7 @@ from typing import Any
 
 from waypoint.kernel.processes import namespace_pids
 
-__all__ = ["describe", "listening_ports", "mapped_files"]
+__all__ = ["address", "describe", "listening_ports", "mapped_files"]
 
 _STATE_LISTEN = "0A"
 
@@ -114,13 +114,14 @@ def listening_ports(init_pid: int) -> list[str]:
                 for line in lines:
                     fields = line.split()
                     if name.startswith("udp") or fields[3] == _STATE_LISTEN:
-                        found.add(f"{name} {_address(fields[1])}")
+                        found.add(f"{name} {address(fields[1])}")
         except FileNotFoundError:
             continue
     return sorted(found)
 
 
-def _address(text: str) -> str:
+def address(text: str) -> str:
+    """`0100007F:1F90`, as /proc/net has it -> `127.0.0.1:8080`."""
     host, port = text.split(":")
     data = bytes.fromhex(host)
     if len(data) == 4:

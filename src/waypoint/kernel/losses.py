@@ -1,0 +1,73 @@
+"""What a snapshot of these processes will not bring back, and says so: looked for, and named only where it is there.
+
+What is refused outright is in `obstacles`; what is given back after a restore is in `forgotten`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+
+from waypoint.kernel.inspect import address
+from waypoint.kernel.processes import namespace_pids
+
+__all__ = ["find_losses"]
+
+_LISTEN, _TIME_WAIT, _CLOSE = "0A", "06", "07"
+
+
+def find_losses(init_pid: int, *, filtered: bool) -> list[str]:
+    """Sentences for a person. `filtered`: the session's system call filter is on, so it has no keyring, Landlock or seal."""
+    found = _outside_connections(init_pid)
+    for pid in namespace_pids(init_pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            found += _semaphores(pid)
+            if not filtered:
+                found += _sealed(pid)
+    if not filtered:
+        found.append("keyrings and Landlock rules, if there are any: this session's system call filter is off")
+    return found
+
+
+def _outside_connections(init_pid: int) -> list[str]:
+    found = []
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):
+            with open(f"/proc/{init_pid}/net/{name}") as lines:
+                next(lines)
+                for line in lines:
+                    fields = line.split(maxsplit=4)
+                    if fields[3] in (_LISTEN, _TIME_WAIT, _CLOSE) or fields[1].split(":")[0] == fields[2].split(":")[0]:
+                        continue
+                    remote = address(fields[2])
+                    host = ipaddress.ip_address(remote.rpartition(":")[0].strip("[]"))
+                    inner = getattr(host, "ipv4_mapped", None) or host
+                    if not inner.is_loopback:
+                        found.append(f"the connection to {remote}: it is reset in every restored session")
+    return found
+
+
+def _semaphores(pid: int) -> list[str]:
+    """An eventfd that counts down by one comes back as one that is emptied by a read."""
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(f"/proc/{pid}/fd/{name}") == "anon_inode:[eventfd]":
+                with open(f"/proc/{pid}/fdinfo/{name}") as info:
+                    if any(line.split() == ["eventfd-semaphore:", "1"] for line in info):
+                        inside = _inside(pid)
+                        found.append(f"that eventfd {name} of process {inside} is a semaphore: it comes back as a counter")
+    return found
+
+
+def _sealed(pid: int) -> list[str]:
+    with open(f"/proc/{pid}/smaps", errors="replace") as lines:
+        if any(line.startswith("VmFlags:") and " sl" in line for line in lines):
+            return [f"memory seals (mseal) of process {_inside(pid)}: its mappings come back unsealed"]
+    return []
+
+
+def _inside(pid: int) -> int:
+    with open(f"/proc/{pid}/status") as lines:
+        return next(int(line.split()[-1]) for line in lines if line.startswith("NSpid"))
