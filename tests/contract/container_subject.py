@@ -45,6 +45,6 @@ def attached(
             assert said(tool, "inspect", "-f", "{{.Id}} {{.State.Pid}} {{.State.Running}}", name) == before
             assert "statefork" not in said(tool, "exec", name, "ls", "-a", "/", "/tmp")
         finally:
-            said(tool, "rm", "-f", name)
+            said(tool, "rm", "-f", *(["-t", "0"] if tool == "podman" else []), name)
 
     return attach

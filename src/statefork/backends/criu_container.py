@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import secrets
 import shlex
 import shutil
 import tarfile
@@ -79,10 +80,10 @@ class Setting:
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    """Whole or not at all: another process may be starting a container at this moment."""
+    """Whole or not at all: another process or thread may be starting a container at this moment."""
     if path.exists() and path.read_text() == text:
         return
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     fresh.write_text(text)
     fresh.chmod(mode)
     fresh.replace(path)

@@ -281,6 +281,7 @@ class HybridDriver(ContainerDriver):
     @classmethod
     def sweep(cls, home: Path, in_use: Callable[[str], bool]) -> Iterable[str]:
         """Containers brought back from somebody else's carry no labels of ours: their names are noted in the places."""
+        yield from super().sweep(home, in_use)
         tool = cls.make_tool()
         for note in home.glob("trees/*/*/container"):
             container = note.read_text().strip()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -69,6 +70,6 @@ def _save(path: Path, key: str, found: Capabilities) -> None:
     }
     with contextlib.suppress(OSError):  # the next one tries it again, nothing is wrong
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         fresh.write_text(json.dumps(row))
         fresh.replace(path)

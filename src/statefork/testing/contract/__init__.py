@@ -14,6 +14,11 @@ checked too: a capability that it does not promise must be missing from `capabil
 
 from __future__ import annotations
 
+import pytest
+
+# ruff: noqa: E402  rewriting has to be asked for before the modules with the tests are imported; failures then show values
+pytest.register_assert_rewrite(__name__)
+
 from statefork.testing.contract.commands import CommandContract
 from statefork.testing.contract.crash import CrashContract
 from statefork.testing.contract.endings import EndingContract

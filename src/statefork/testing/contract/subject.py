@@ -50,6 +50,8 @@ class Subject:
 class Contract:
     """The base of the suite's parts: a subclass has a fixture `subject`."""
 
+    pytestmark = pytest.mark.timeout(180)
+
     @pytest.fixture(scope="class")
     @classmethod
     def home(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -69,8 +71,7 @@ class Contract:
         home = tmp_path / "home"
         environment = subject.create(home)
         try:
-            environment.run(["rm", "-rf", subject.scratch])
-            environment.run(["mkdir", "-p", subject.scratch])
+            environment.exec_command(f"rm -rf {subject.scratch}; mkdir -p {subject.scratch}")
             yield environment
         finally:
             environment.destroy()
