@@ -9,7 +9,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from waypoint import faults
 from waypoint.errors import BaseChanged, KernelError, SessionDead
 from waypoint.guest import frames
 from waypoint.guest.connection import connect
@@ -33,6 +35,16 @@ class Live:
     upper: int
     layers: tuple[int, ...]
     spec: Spec
+
+    def columns(self) -> dict[str, Any]:
+        """What the row of a session says that is this incarnation."""
+        return {
+            "init_pid": self.init.pid,
+            "init_start": self.init.start,
+            "upper": self.upper,
+            "layers": self.layers,
+            "spec": self.spec,
+        }
 
 
 def overlay_for(store: Store, base: BaseRecord, layers: tuple[int, ...], upper: int, idmap: int) -> Overlay:
@@ -81,6 +93,7 @@ def start_tree(
                 spec = replace(spec, idmap=0)
                 overlay = overlay_for(store, base, layers, upper, 0)
                 init = start_init(overlay, surroundings, argv, env, hold=[gate])
+        faults.point("start-launched")
         live = Live(init, upper, layers, spec)
         try:
             if spec.network != "host":
@@ -117,6 +130,7 @@ def restore_tree(
     check_base(base, snapshot)
     layers = snapshot.layers
     upper = new_upper(store, base, layers)
+    faults.point("up-layer")
     if not snapshot.full:
         try:
             return start_tree(store, base, spec, layers, upper, env)
@@ -128,17 +142,19 @@ def restore_tree(
     try:
         groups = cgroups.make_groups(store.tag, str(upper), spec.limits)
         outside = spec.network == "nat"
-        init = criu.restore(
-            store.paths.image(snapshot.id),
-            overlay_for(store, base, layers, upper, spec.idmap),
-            own_network=spec.network != "host",
-            cgroups=groups,
-            log_dir=log_dir,
-            with_network=(lambda pid: _network_up(pid, incarnation(store, upper), outside))
-            if spec.network != "host"
-            else None,
-            mark=incarnation(store, upper),
-        )
+        with locks.shared(store.paths.gate) as gate:  # CRIU keeps it: gc must not end what CRIU still works on
+            init = criu.restore(
+                store.paths.image(snapshot.id),
+                overlay_for(store, base, layers, upper, spec.idmap),
+                own_network=spec.network != "host",
+                cgroups=groups,
+                log_dir=log_dir,
+                with_network=(lambda pid: _network_up(pid, incarnation(store, upper), outside))
+                if spec.network != "host"
+                else None,
+                hold=[gate],
+            )
+        faults.point("up-restored")
         handshake(init, f"from snapshot {snapshot.id}")
         reapply(init, snapshot)
         return Live(init, upper, layers, spec)
@@ -157,6 +173,7 @@ def _network_up(pid: int, key: str, outside: bool) -> None:
     network.loopback_up(path)
     if outside:
         nat.attach_nat(path, key)
+    faults.point("up-network")
 
 
 def handshake(init: Process, what: str, timeout: float = 20) -> dict[str, str]:

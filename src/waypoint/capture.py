@@ -17,7 +17,7 @@ from typing import Any
 
 from waypoint import bringup, faults
 from waypoint.ending import resolve
-from waypoint.errors import DiskFull, WaypointError
+from waypoint.errors import DiskFull, NotFound, WaypointError
 from waypoint.guest import frames
 from waypoint.guest.connection import connect
 from waypoint.guest.layer import PRIVATE
@@ -89,7 +89,6 @@ def take(
             criu.Dumper(
                 init.pid,
                 own_network=session.spec.network != "host",
-                mark=bringup.incarnation(store, session.upper or 0),
                 hold=[gate, lock],  # if we die, CRIU lets the tree go on; until it has, nobody else may touch it
             )
         )
@@ -97,7 +96,7 @@ def take(
         faults.point("snapshot-quiesced")
 
         def when_frozen() -> None:
-            _seal(store, session, sealing, end_session, busy)
+            _seal(store, session, sealing, end_session, busy, stack)
 
         def while_frozen() -> None:
             sealing.manifest = describe_session(init.pid, session.spec.idmap, shell, filtered=session.spec.seccomp)
@@ -167,10 +166,10 @@ def take_files(
     group = cgroups.freezer_group(store.tag, str(session.upper))
     stopped = time.perf_counter()
     try:
-        with cgroups.frozen(group):
+        with contextlib.ExitStack() as stack, cgroups.frozen(group):
             sealing.manifest = describe_session(init.pid, session.spec.idmap, shell)
             sealing.manifest.pop("mapped")
-            _seal(store, session, sealing, end_session, shell is None)
+            _seal(store, session, sealing, end_session, shell is None, stack)
             frozen_ns = time.time_ns()
             faults.point("files-frozen")
             paused_ms = (time.perf_counter() - stopped) * 1000
@@ -228,15 +227,7 @@ def _rehome(
             f"; snapshot {record.id} is whole and the session is paused at it: `waypoint resume {session.id}`"
         )
         raise
-    store.db.update_session(
-        session.id,
-        state="live",
-        init_pid=live.init.pid,
-        init_start=live.init.start,
-        upper=live.upper,
-        layers=live.layers,
-        pause=None,
-    )
+    store.db.update_session(session.id, **live.columns(), state="live", pause=None)
     faults.point("rehome-committed")
     record = replace(record, paused_ms=paused_ms + (time.perf_counter() - began) * 1000)
     store.db.update_snapshot(record.id, paused_ms=record.paused_ms)
@@ -252,8 +243,15 @@ def quiesce(init: Process, session: str) -> None:
             pass
 
 
-def _seal(store: Store, session: SessionRecord, sealing: _Sealing, end_session: bool, busy: bool) -> None:
-    """Runs while the session is frozen."""
+def _seal(
+    store: Store,
+    session: SessionRecord,
+    sealing: _Sealing,
+    end_session: bool,
+    busy: bool,
+    stack: contextlib.ExitStack,
+) -> None:
+    """Runs while the session is frozen; `stack` is closed when the snapshot's row names its layers."""
     assert session.upper is not None
     upper = store.paths.upper(session.upper)
     if sealing.rehome or end_session:
@@ -265,8 +263,9 @@ def _seal(store: Store, session: SessionRecord, sealing: _Sealing, end_session: 
     if not busy and not inspect.has_shared_mappings(session.init_pid):
         sealing.print = f"{session.upper}:{trees.fingerprint(upper, skip=PRIVATE)}"
         if parent is not None and parent.manifest.get("upper_print") == sealing.print:
-            sealing.layers = parent.layers
-            return
+            with contextlib.suppress(NotFound):
+                sealing.layers = stack.enter_context(store.holding(parent)).layers
+                return
     sealing.new_layer = store.new_layer("sealed")
     trees.copy_tree(upper, store.paths.upper(sealing.new_layer))
     _link_names(store, session, store.paths.upper(sealing.new_layer))

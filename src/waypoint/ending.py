@@ -38,6 +38,7 @@ def resolve(store: Store, session: SessionRecord, boot: str) -> SessionRecord:
         live = bringup.Live(init, session.upper or 0, session.layers, session.spec)
         if session.boot == boot:
             bringup.retire(store, live, wait=True)
+        trees.discard_tree(store.paths.work(live.upper))  # as capture.take does
     else:
         store.db.drop_ending(session.id)
         shutil.rmtree(store.paths.image(intent.snapshot), ignore_errors=True)

@@ -8,7 +8,6 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -119,7 +118,7 @@ class Engine:
             guest = self._guest_layer(base)
             session = new_id("s")
             spec = replace(spec, hostname=(name or session).replace("_", "-").replace("@", "-").replace("+", "-"))
-            record = self._new_row(session, name, session, base, spec, None)
+            self._new_row(session, name, session, base, spec, None)
             try:
                 faults.point("new-row")
                 upper = bringup.new_upper(self.store, base, (guest,))
@@ -128,10 +127,14 @@ class Engine:
                 live = bringup.start_tree(self.store, base, spec, layers, upper, self.environment(spec))
                 faults.point("new-started")
             except BaseException:
-                self.store.db.remove_session(record.id)
-                self.forget_session_directory(record.id)
+                self._unmake(session)
                 raise
-            self._now_live(session, live)
+            try:
+                self.store.db.make_live({session: live.columns()})
+            except BaseException:
+                self.end_live(live)
+                self._unmake(session)
+                raise
         return Session(self, session)
 
     def _new_row(
@@ -145,49 +148,71 @@ class Engine:
         self.store.paths.session(session).mkdir()
         return record
 
-    def _now_live(self, session: str, live: bringup.Live) -> None:
-        columns = {
-            "state": "live",
-            "init_pid": live.init.pid,
-            "init_start": live.init.start,
-            "upper": live.upper,
-            "layers": live.layers,
-        }
-        self.store.db.update_session(session, **columns)
-        if live.spec.idmap != self.store.db.session(session).spec.idmap:
-            self.store.db.update_spec(session, live.spec)
-
     def fork(self, snapshot: SnapshotRecord, n: int, names: Sequence[str] | None = None) -> list[Session]:
-        """`n` sessions from one snapshot, side by side. All or none."""
+        """`n` sessions from one snapshot, side by side. All or none, even if the caller is killed half-way."""
         if names is not None and len(names) != n:
             raise WaypointError(f"{len(names)} names for {n} forks")
         for name in names or ():
             check_name(name)
-        base = self.store.db.base(snapshot.base)
-        with self.store.operation(), fork_threads(n) as pool:
-            futures = [pool.submit(self._fork_one, base, snapshot, names[i] if names else None) for i in range(n)]
-            return _all_or_none(futures)
+        ids = [new_id("s") for _ in range(n)]
+        with self.store.operation(), self.store.holding(snapshot) as source, fork_threads(n) as pool:
+            base = self.store.db.base(source.base)
+            futures = [
+                pool.submit(self._fork_one, base, source, session, names[i] if names else None)
+                for i, session in enumerate(ids)
+            ]
+            failures = [error for future in futures if (error := future.exception()) is not None]
+            made = {session: future.result() for session, future in zip(ids, futures, strict=True) if not future.exception()}
+            try:
+                if failures:
+                    raise failures[0]
+                self.store.db.make_live({session: live.columns() for session, live in made.items()})
+            except BaseException:
+                for session, live in made.items():
+                    self.end_live(live)
+                    self._unmake(session)
+                raise
+        faults.point("fork-live")
+        forks = [Session(self, session) for session in ids]
+        if snapshot.spec.on_fork:
+            self._greet(forks, snapshot.spec.on_fork)
+        return forks
 
-    def _fork_one(self, base: BaseRecord, snapshot: SnapshotRecord, name: str | None) -> Session:
-        session = new_id("s")
-        spec = snapshot.spec
-        self._new_row(session, name, snapshot.tree, base, spec, snapshot.parent if snapshot.pinned else snapshot.id)
+    def _fork_one(self, base: BaseRecord, snapshot: SnapshotRecord, session: str, name: str | None) -> bringup.Live:
+        parent = snapshot.parent if snapshot.pinned else snapshot.id
+        self._new_row(session, name, snapshot.tree, base, snapshot.spec, parent)
         faults.point("fork-row")
         try:
-            live = self.bring_up(base, snapshot, spec, session)
+            live = self.bring_up(base, snapshot, snapshot.spec, session)
             faults.point("fork-up")
-            self._now_live(session, live)
-            faults.point("fork-live")
+            return live
         except BaseException:
-            self.store.db.remove_session(session)
-            self.forget_session_directory(session)
+            self._unmake(session)
             raise
         finally:
             self.store.db.close()
-        fork = Session(self, session)
-        if spec.on_fork:
-            fork.exec(spec.on_fork, timeout=60)
-        return fork
+
+    def _greet(self, forks: list[Session], command: str) -> None:
+        """Run the command that the snapshot's session wants to be run in each fork."""
+
+        def greet(fork: Session) -> None:
+            try:
+                fork.exec(command, timeout=60)
+            finally:
+                self.store.db.close()
+
+        try:
+            with fork_threads(len(forks)) as pool:
+                list(pool.map(greet, forks))
+        except BaseException:
+            for fork in forks:
+                with contextlib.suppress(WaypointError):
+                    fork.remove()
+            raise
+
+    def _unmake(self, session: str) -> None:
+        self.store.db.remove_session(session)
+        self.forget_session_directory(session)
 
     def bring_up(self, base: BaseRecord, snapshot: SnapshotRecord, spec: Spec, session: str) -> bringup.Live:
         directory = self.store.paths.session(session)
@@ -203,6 +228,11 @@ class Engine:
         if record.boot == self.boot:
             bringup.retire(self.store, live)
         self.store.discard_layers([record.upper, *record.layers])
+
+    def end_live(self, live: bringup.Live) -> None:
+        """End an incarnation that no row names."""
+        bringup.retire(self.store, live)
+        self.store.discard_layers([live.upper])
 
     def forget_session_directory(self, session: str) -> None:
         shutil.rmtree(self.store.paths.session(session), ignore_errors=True)
@@ -237,8 +267,10 @@ class Engine:
             with contextlib.suppress(NotFound):
                 layers += self.store.db.snapshot(snapshot).layers
         self.store.db.remove_snapshots(snapshots)
+        faults.point("drop-rows")
         for snapshot in snapshots:
             trees.discard_tree(self.store.paths.image(snapshot))
+        faults.point("drop-images")
         self.store.discard_layers(sorted(set(layers)))
 
     def gc(self) -> dict[str, int]:
@@ -350,18 +382,3 @@ def host_masks(store: Store) -> list[str]:
     from waypoint.hostroot import masked_paths
 
     return masked_paths(store.paths)
-
-
-def _all_or_none(futures: list[Future[Session]]) -> list[Session]:
-    made, failures = [], []
-    for future in futures:
-        try:
-            made.append(future.result())
-        except BaseException as error:  # noqa: BLE001  collected, the first is raised below
-            failures.append(error)
-    if failures:
-        for session in made:
-            with contextlib.suppress(WaypointError):
-                session.remove()
-        raise failures[0]
-    return made

@@ -257,30 +257,31 @@ class Session:
         """This session becomes what the snapshot saved. If that fails, it goes on as it was."""
         with self._store.operation(), locks.exclusive(self._store.paths.session_lock(self.id)):
             record = self._engine.settle(self._engine.resolved(self.id))
-            target = self._store.db.snapshot(snapshot, record.tree)
-            base = self._store.db.base(target.base)
-            spec = replace(target.spec, auto_snapshot=record.spec.auto_snapshot)
-            live = self._engine.bring_up(base, target, spec, self.id)
-            faults.point("restore-up")
-            self._take_place(record, target, live)
+            with self._store.holding(self._store.db.snapshot(snapshot, record.tree)) as target:
+                base = self._store.db.base(target.base)
+                spec = replace(target.spec, auto_snapshot=record.spec.auto_snapshot)
+                live = self._engine.bring_up(base, target, spec, self.id)
+                faults.point("restore-up")
+                self._take_place(record, target, live)
         return target
 
     def _take_place(self, record: SessionRecord, target: SnapshotRecord, live: bringup.Live) -> None:
         """The new incarnation has answered: from this commit on it is the session, and the old one is ended."""
-        self._store.db.update_session(
-            self.id,
-            state="live",
-            init_pid=live.init.pid,
-            init_start=live.init.start,
-            upper=live.upper,
-            layers=live.layers,
-            boot=self._engine.boot,
-            snapshot=target.id if not target.pinned else record.snapshot,
-            tree=target.tree,
-            base=target.base,
-            epoch=record.epoch + 1,
-            pause=None,
-        )
+        try:
+            self._store.db.update_session(
+                self.id,
+                **live.columns(),
+                state="live",
+                boot=self._engine.boot,
+                snapshot=target.id if not target.pinned else record.snapshot,
+                tree=target.tree,
+                base=target.base,
+                epoch=record.epoch + 1,
+                pause=None,
+            )
+        except BaseException:
+            self._engine.end_live(live)
+            raise
         faults.point("restore-committed")
         self._engine.end_incarnation(record)
         faults.point("restore-retired")
@@ -330,19 +331,20 @@ class Session:
                 return
             if record.pause is None:
                 raise WrongState(f"session {self.id} is {record.state}, not paused", session=self.id)
-            target = self._store.db.snapshot(record.pause)
-            base = self._store.db.base(target.base)
-            live = self._engine.bring_up(base, target, record.spec, self.id)
-            faults.point("resume-up")
-            self._take_place(record, target, live)
-            faults.point("resume-committed")
+            with self._store.holding(self._store.db.snapshot(record.pause)) as target:
+                base = self._store.db.base(target.base)
+                live = self._engine.bring_up(base, target, record.spec, self.id)
+                faults.point("resume-up")
+                self._take_place(record, target, live)
 
     def remove(self) -> None:
         """End the session and drop its private files. Its snapshots stay."""
         with self._store.operation(), locks.exclusive(self._store.paths.session_lock(self.id)):
             record = self.record
             self._store.db.remove_session(self.id)
+            faults.point("remove-row")
             self._engine.end_incarnation(record)
+            faults.point("remove-ended")
             self._drop_pause(record)
         self._engine.forget_session_directory(self.id)
 

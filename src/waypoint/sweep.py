@@ -12,9 +12,8 @@ from pathlib import Path
 from waypoint import bringup, faults
 from waypoint.ending import resolve
 from waypoint.errors import KernelError, NotFound
-from waypoint.kernel import cgroups, nat, processes, trees
+from waypoint.kernel import cgroups, criu, nat, processes, trees
 from waypoint.model import Process
-from waypoint.store import locks
 from waypoint.store.store import Store
 
 __all__ = ["Swept", "sweep"]
@@ -40,7 +39,7 @@ class Swept:
 
 def sweep(store: Store, boot: str, *, timeout: float = 60) -> Swept:
     swept = Swept()
-    with locks.exclusive(store.paths.gate, timeout=timeout):
+    with store.alone(timeout):
         _thaw(store)
         _half_made_sessions(store, swept)
         faults.point("gc-sessions")
@@ -82,25 +81,22 @@ def _forgotten_pauses(store: Store, swept: Swept) -> None:
 
 
 def _strays(store: Store, boot: str, swept: Swept) -> set[int]:
-    """End every init that no row names, and every helper whose caller is gone; the uppers of the inits that live on."""
+    """End every init that no row names, and what a killed CRIU left; the uppers of the inits that live on."""
     named = {
         Process(record.init_pid, record.init_start): record.upper
         for record in store.db.sessions()
         if record.state == "live" and record.boot == boot and record.upper is not None
     }
     live: set[int] = set()
-    while strays := [
-        *processes.marked(f"{store.tag}-"),  # CRIU, and what it had half restored
-        *(init for init in processes.inits(store.tag) if init not in named),
-    ]:
-        for stray in strays:
-            processes.kill(stray)
-        for stray in strays:
-            if not processes.wait_gone(stray, 10):
-                raise KernelError(f"process {stray.pid} was left by a crash and does not die")
-        swept.processes += len(strays)
+    swept.processes += criu.end_half_restored()
     for init in processes.inits(store.tag):
-        live.add(named.get(init) or 0)
+        if init in named:
+            live.add(named[init] or 0)
+            continue
+        processes.kill(init)
+        if not processes.wait_gone(init, 10):
+            raise KernelError(f"process {init.pid} was left by a crash and does not die")
+        swept.processes += 1
     return live
 
 

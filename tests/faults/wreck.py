@@ -6,6 +6,8 @@ compares all that a store has on disk and in the kernel with what its rows name:
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -94,7 +96,7 @@ def leftovers(engine: Engine) -> list[str]:
     uppers = {str(record.upper) for record in sessions if record.state == "live"}
     found = [f"session {record.id} is {record.state}" for record in sessions if record.state not in ("live", "paused")]
     found += [f"stray process {init.pid}" for init in set(processes.inits(tag)) ^ live]
-    found += [f"stray helper {helper.pid}" for helper in processes.marked(f"{tag}-")]
+    found += [f"stray helper {pid}" for pid in _helpers(store.paths.home)]
     found += [f"stray cgroup {group}" for name, group in cgroups.list_groups(tag) if name not in uppers]
     found += [f"stray link {key}" for key in nat.nat_keys() if key.startswith(f"{tag}-") and key[9:] not in uppers]
     found += [f"stopped process {pid}" for init in live for pid in processes.namespace_pids(init.pid) if _stopped(pid)]
@@ -105,6 +107,23 @@ def leftovers(engine: Engine) -> list[str]:
         found.append(f"layer rows {rows}")
     mounts = Path("/proc/self/mounts").read_text().splitlines()
     return found + [line for line in mounts if f"{store.paths.home}/" in line]
+
+
+def _helpers(home: Path) -> list[str]:
+    """Processes of the host that hold something of the store open, such as its gate: CRIU, the launcher, their children."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if int(process.name) != os.getpid() and any(_inside(fd, home) for fd in (process / "fd").iterdir()):
+                found.append(process.name)
+    return found
+
+
+def _inside(fd: Path, home: Path) -> bool:
+    try:
+        return fd.readlink().is_relative_to(home)
+    except FileNotFoundError:
+        return False
 
 
 def _differ(what: str, directory: Path, named: set[str]) -> list[str]:

@@ -20,10 +20,10 @@ from waypoint.errors import CriuError, DiskFull, NotCapturable
 from waypoint.kernel import criu_images_pb2, netlock, obstacles, processes, tools
 from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel.criu_worker import Hook, Worker
-from waypoint.kernel.launch import STAGE, Overlay, launch_argv
+from waypoint.kernel.launch import ID_BASE, STAGE, Overlay, launch_argv
 from waypoint.outcomes import Process
 
-__all__ = ["LINK_PREFIX", "Dumped", "Dumper", "has_remaps", "restore"]
+__all__ = ["LINK_PREFIX", "Dumped", "Dumper", "end_half_restored", "has_remaps", "restore"]
 
 _NEWNET = 0x40000000
 _GHOST_LIMIT = 0xFFFF_FFFF
@@ -42,13 +42,13 @@ class Dumped:
 class Dumper:
     """A CRIU worker that is started before it is needed: starting and linking it takes longer than freezing a small tree."""
 
-    def __init__(self, init_pid: int, *, own_network: bool, mark: str, hold: Sequence[int] = ()) -> None:
-        """`mark` and `hold`: see Worker."""
+    def __init__(self, init_pid: int, *, own_network: bool, hold: Sequence[int]) -> None:
+        """`hold`: see Worker."""
         self._pid = init_pid
         self._own_network = own_network
         self._ends = False
         options = [*_kdat(), "--enter", str(init_pid), "--network", "own" if own_network else "host"]
-        self._worker = Worker(launch_argv("criu", options, (), tools.criu_argv()), mark=mark, hold=hold)
+        self._worker = Worker(launch_argv("criu", options, (), tools.criu_argv()), hold=hold)
 
     def __enter__(self) -> Dumper:
         return self
@@ -150,9 +150,9 @@ def restore(
     cgroups: Sequence[Path],
     log_dir: Path,
     with_network: Hook | None,
-    mark: str,
+    hold: Sequence[int],
 ) -> Process:
-    """Bring the tree back over `overlay`; returns its PID 1. On failure nothing of the tree is left.
+    """Bring the tree back over `overlay`; returns its PID 1. On failure nothing of the tree is left. `hold`: see Worker.
 
     `with_network` is called with that pid when its namespaces exist and no socket has been restored yet.
     """
@@ -172,20 +172,28 @@ def restore(
 
         argv = launch_argv("criu", [*_kdat(), *overlay.options()], cgroups, tools.criu_argv())
         try:
-            with contextlib.ExitStack() as held, Worker(argv, mark=mark) as worker:
+            with contextlib.ExitStack() as held, Worker(argv, hold=hold) as worker:
                 hooks = {"setup-namespaces": namespaces_exist, "network-unlock": lambda _: held.close()}
                 answer = worker.ask(rpc.RESTORE, options, hooks)
                 if not answer.success:
                     raise _failure("restore", log_dir / "restore.log", answer, worker.stderr())
                 return processes.identify(int(answer.restore.pid))
         except BaseException:
-            # CRIU ends what it began, unless it was killed itself
-            for half_made in (*begun, *processes.marked(mark)):
-                processes.kill(half_made)
-                processes.wait_gone(half_made, 10)
+            end_half_restored(begun)
             raise
     finally:
         os.close(work)
+
+
+def end_half_restored(known: Sequence[Process] = ()) -> int:
+    """CRIU ends what it began, unless it was killed itself; how many were left."""
+    program = str(Path(tools.criu_argv()[0]).resolve())
+    left = [*known, *processes.half_restored(program, ID_BASE)]
+    for process in left:
+        processes.kill(process)
+    for process in left:
+        processes.wait_gone(process, 10)
+    return len(left)
 
 
 def _options(images: Path, log: str, own_network: bool) -> rpc.criu_opts:

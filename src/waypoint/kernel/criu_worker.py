@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from waypoint.errors import CriuError
 from waypoint.kernel import criu_rpc_pb2 as rpc
-from waypoint.kernel.processes import MARK
 
 __all__ = ["Hook", "Worker"]
 
@@ -30,11 +29,10 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class Worker:
     """It ends with the answer to its one request, or when it is closed.
 
-    `mark` names the incarnation that it works on, in its environment: whatever is left of it after a crash is known by that.
     `hold` are descriptors of locks that it keeps for as long as it lives.
     """
 
-    def __init__(self, argv: Sequence[str], *, mark: str, hold: Sequence[int] = ()) -> None:
+    def __init__(self, argv: Sequence[str], *, hold: Sequence[int]) -> None:
         self._answered = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -46,7 +44,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env={"PATH": _PATH, MARK: mark},
+                env={"PATH": _PATH},
                 start_new_session=True,
             )
         self._pidfd = os.pidfd_open(self._process.pid)

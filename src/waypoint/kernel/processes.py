@@ -11,10 +11,7 @@ from collections.abc import Iterator
 
 from waypoint.outcomes import Process
 
-__all__ = ["MARK", "alive", "boot_id", "identify", "inits", "kill", "marked", "namespace_pids", "wait_gone"]
-
-MARK = "WAYPOINT_FOR"
-"""In the environment of the helpers that work on a session: after a crash they, and what they forked, are known by it."""
+__all__ = ["alive", "boot_id", "half_restored", "identify", "inits", "kill", "namespace_pids", "wait_gone"]
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
 
@@ -96,19 +93,33 @@ def inits(tag: str) -> Iterator[Process]:
             continue
 
 
-def marked(mark: str) -> Iterator[Process]:
-    """Every process whose environment says that it works for the incarnation `mark`; `TAG-` means any of that store's."""
-    wanted = f"{MARK}={mark}".encode()
+def half_restored(program: str, first_id: int) -> Iterator[Process]:
+    """Every PID 1 that CRIU (`program`) began to restore and will never finish, because that CRIU is dead.
+
+    It still runs CRIU's program, in the user namespace that sessions have, and its parent is somebody else.
+    """
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
         try:
-            with open(f"/proc/{entry.name}/environ", "rb") as environ:
-                words = environ.read(4096).split(b"\0")
-            if any(word == wanted or (mark.endswith("-") and word.startswith(wanted)) for word in words):
+            if _program(entry.name) != program:
+                continue
+            with open(f"/proc/{entry.name}/uid_map") as lines:
+                if lines.read().split()[:2] != ["0", str(first_id)]:
+                    continue
+            with open(f"/proc/{entry.name}/stat") as stat:
+                parent = stat.read().rpartition(")")[2].split()[1]
+            if _program(parent) != program:
                 yield identify(int(entry.name))
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
+        except (FileNotFoundError, ProcessLookupError):
             continue
+
+
+def _program(pid: str) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return ""
 
 
 def namespace_pids(init_pid: int) -> list[int]:

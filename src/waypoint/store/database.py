@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -238,11 +238,25 @@ class Database:
             with self.write() as connection:
                 connection.execute(f"INSERT INTO sessions VALUES ({marks})", _session_row(record))
         except sqlite3.IntegrityError as error:
+            if "FOREIGN KEY" in str(error):
+                raise NotFound(f"the base or snapshot of the new session was removed meanwhile: {record.base}") from error
             raise Exists(f"a session named {record.name} exists already", name=record.name) from error
+
+    def make_live(self, sessions: Mapping[str, Mapping[str, Any]]) -> None:
+        """All of these sessions come to life in one step, or none."""
+        with self.write() as connection:
+            for session, columns in sessions.items():
+                values = {**columns, "state": "live"}
+                values["layers"] = json.dumps(values["layers"])
+                values["spec"] = json.dumps(asdict(values["spec"]))
+                sets = ",".join(f"{name}=?" for name in values)
+                connection.execute(f"UPDATE sessions SET {sets} WHERE id=?", (*values.values(), session))
 
     def update_session(self, session: str, **columns: Any) -> None:
         if "layers" in columns:
             columns["layers"] = json.dumps(columns["layers"])
+        if "spec" in columns:
+            columns["spec"] = json.dumps(asdict(columns["spec"]))
         sets = ",".join(f"{name}=?" for name in columns)
         try:
             with self.write() as connection:
@@ -251,9 +265,6 @@ class Database:
                     raise NotFound(f"no session {session}", session=session)
         except sqlite3.IntegrityError as error:
             raise Exists(f"a session named {columns.get('name')} exists already", name=columns.get("name")) from error
-
-    def update_spec(self, session: str, spec: Spec) -> None:
-        self.update_session(session, spec=json.dumps(asdict(spec)))
 
     def remove_session(self, session: str) -> None:
         with self.write() as connection:

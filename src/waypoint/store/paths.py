@@ -24,6 +24,11 @@ class Paths:
         return self.home / "gate"
 
     @property
+    def queue(self) -> Path:
+        """Passed on the way to the gate; gc holds it while it waits there, so that a busy store cannot starve it."""
+        return self.home / "queue"
+
+    @property
     def layers(self) -> Path:
         """Short names, since overlay option strings are made of them."""
         return self.home / "l"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 
-from waypoint.errors import HostUnsupported
+from waypoint.errors import DiskFull, HostUnsupported, NotFound
 from waypoint.kernel import trees
+from waypoint.model import SnapshotRecord
 from waypoint.store import locks
 from waypoint.store.database import Database
 from waypoint.store.paths import Paths
@@ -28,6 +33,7 @@ class Store:
                 fix="sudo waypoint ...",
                 feature="root",
             ) from error
+        self._local = threading.local()
         self.db = Database(self.paths.database)
         identity = self.db.meta("id")
         assert identity is not None
@@ -36,9 +42,47 @@ class Store:
 
     @contextmanager
     def operation(self) -> Iterator[None]:
-        """Everything that makes layers, images or processes happens inside one; gc waits for all of them."""
-        with locks.shared(self.paths.gate):
+        """Everything that makes layers, images or processes happens inside one; gc waits for all of them.
+
+        One operation may be part of another. A full disk is DiskFull, wherever in it the kernel said so.
+        """
+        depth: int = getattr(self._local, "depth", 0)
+        self._local.depth = depth + 1
+        try:
+            with ExitStack() as stack:
+                if depth == 0:
+                    with locks.shared(self.paths.queue):  # once gc waits, it goes before whoever comes later
+                        pass
+                    stack.enter_context(locks.shared(self.paths.gate))
+                yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(f"no space left on the store's disk ({error.filename}); nothing was lost") from error
+            raise
+        finally:
+            self._local.depth = depth
+
+    @contextmanager
+    def alone(self, timeout: float) -> Iterator[None]:
+        """Outside of every operation; Busy when those in flight do not end in time."""
+        with locks.exclusive(self.paths.queue, timeout=timeout), locks.exclusive(self.paths.gate, timeout=timeout):
             yield
+
+    @contextmanager
+    def holding(self, snapshot: SnapshotRecord) -> Iterator[SnapshotRecord]:
+        """The snapshot as it is now; its layers stay meanwhile, even if its row is removed. NotFound if it is gone."""
+        with ExitStack() as stack:
+            for layer in snapshot.layers:
+                try:
+                    fd = os.open(self.paths.layer(layer), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                except FileNotFoundError as error:
+                    raise NotFound(f"snapshot {snapshot.id} has just been removed", snapshot=snapshot.id) from error
+                stack.callback(os.close, fd)
+                fcntl.flock(fd, fcntl.LOCK_SH)
+            now = self.db.snapshot(snapshot.id)
+            if now.layers != snapshot.layers:  # merged meanwhile
+                now = stack.enter_context(self.holding(now))
+            yield now
 
     def new_layer(self, purpose: str) -> int:
         """A directory with an empty `d` (and `w` for overlay's work); garbage until a row names it."""
@@ -56,12 +100,29 @@ class Store:
         self.paths.work(layer).mkdir()
         return layer
 
-    def discard_layers(self, layers: list[int]) -> None:
-        """Remove those of `layers` that no row names."""
+    def discard_layers(self, layers: Sequence[int]) -> None:
+        """Remove those of `layers` that no row names and nobody holds; what is held is left to gc."""
         used = self.db.layers_in_use()
-        for layer in [layer for layer in layers if layer not in used]:
-            trees.discard_tree(self.paths.layer(layer))
-            self.db.forget_layers([layer])
+        with ExitStack() as stack:
+            free = [layer for layer in layers if layer not in used and self._claim(layer, stack)]
+            used = self.db.layers_in_use() if free else used  # whoever held one may have named it before we claimed it
+            doomed = [layer for layer in free if layer not in used]
+            for layer in doomed:
+                trees.discard_tree(self.paths.layer(layer))
+            if doomed:
+                self.db.forget_layers(doomed)
+
+    def _claim(self, layer: int, stack: ExitStack) -> bool:
+        try:
+            fd = os.open(self.paths.layer(layer), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        stack.callback(os.close, fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def content_layer(self, kind: str, sources: list[Path]) -> tuple[int | None, str]:
         """(layer, purpose) of the layer made of exactly these files, or (None, purpose) when it has to be made."""
