@@ -7,8 +7,10 @@ import hashlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -190,6 +192,17 @@ def test_second_interrupt_detaches(cli: Cli, session: Session, way: tuple[str, .
     assert words[:2] == ["waypoint", "wait"]
     cli.ok("run", session.id, "--", "touch", "/tmp/go")
     assert cli(*words[1:]).code == 9
+
+
+def test_interrupt_at_the_worst_moment(session: Session) -> None:
+    """Just when the shell starts a program there is nobody to take a signal; it must reach the program all the same."""
+    for _ in range(60):
+        begun = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(session.exec, "echo go; sleep 1000; echo after", on_stdout=lambda _, begun=begun: begun.set())
+            assert begun.wait(20)
+            session.signal(signal.SIGINT)
+            assert running.result(20).exit_code == 130
 
 
 def test_interrupt_before_it_began_gives_up(cli: Cli, session: Session) -> None:

@@ -354,6 +354,7 @@ static void pump_output(struct command *c)
 
 static void tick(void)
 {
+	signal_late();
 	for (int k = 0; k < n_commands; k++) {
 		struct command *c = commands[k];
 		c->quiet[0] = c->quiet[1] = 0;
@@ -375,7 +376,7 @@ static void loop(void)
 	int64_t last_tick = 0;
 
 	for (;;) {
-		int n = 0, busy = shell_missing;
+		int n = 0, busy = late.ticks || shell_missing;
 		fds[n++] = (struct pollfd){ listener, POLLIN, 0 };
 		fds[n++] = (struct pollfd){ ctl, POLLIN, 0 };
 		fds[n++] = (struct pollfd){ master, POLLIN | (n_keys ? POLLOUT : 0), 0 };

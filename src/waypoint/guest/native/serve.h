@@ -183,7 +183,7 @@ static void handle(int i, struct frame *f, const char *payload)
 		return;
 	case F_SIGNAL:
 		if (c && f->length)
-			signal_command(c, payload[0]);
+			caller_signals(c, payload[0]);
 		state(i);
 		return;
 	case F_END:

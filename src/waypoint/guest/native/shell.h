@@ -168,6 +168,77 @@ static void signal_command(struct command *c, int sig)
 	}
 }
 
+/*
+ * A signal that comes just when the shell starts a program is lost: the program is not in the foreground yet, and the shell
+ * waits for it with the signal in its pocket; or it is, but has still the shell's handlers, and forgets it when it becomes the program.
+ * So the signal is sent once more to a program that is older than the signal and was not there yet.
+ */
+static struct { uint32_t id; int signal, ticks; long long at; } late;
+
+static long long started_at(pid_t pid)
+{
+	char path[64], text[1024], *p;
+	long long at = -1;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	f = fopen(path, "re");
+	if (!f)
+		return -1;
+	text[fread(text, 1, sizeof(text) - 1, f)] = 0;
+	fclose(f);
+	p = strrchr(text, ')');
+	if (!p || sscanf(p + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %lld", &at) != 1)
+		return -1;
+	return at;
+}
+
+/* The shell itself, or a child of it that has not become a program. */
+static int is_shell(pid_t pid)
+{
+	char path[64];
+	struct stat one, other;
+
+	if (pid == shell_pid)
+		return 1;
+	snprintf(path, sizeof(path), "/proc/%d/exe", pid);
+	if (stat(path, &one))
+		return 0;
+	snprintf(path, sizeof(path), "/proc/%d/exe", shell_pid);
+	return !stat(path, &other) && one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+}
+
+static void caller_signals(struct command *c, int sig)
+{
+	struct timespec now;
+
+	if (c->kind == EXEC && c->state == RUNNING && !c->exited && is_shell(foreground())) {
+		clock_gettime(CLOCK_BOOTTIME, &now);
+		late.id = c->id;
+		late.signal = sig;
+		late.ticks = 3;
+		late.at = (now.tv_sec * 1000LL + now.tv_nsec / 1000000) * sysconf(_SC_CLK_TCK) / 1000;
+	}
+	signal_command(c, sig);
+}
+
+static void signal_late(void)
+{
+	struct command *c = late.ticks ? find_command(late.id) : NULL;
+	pid_t group = foreground();
+
+	if (late.ticks)
+		late.ticks--;
+	if (!c || c->exited || current != c->id) {
+		late.ticks = 0;
+	} else if (!is_shell(group)) {
+		long long at = started_at(group);
+		if (at >= 0 && at <= late.at)
+			signal_command(c, late.signal);
+		late.ticks = 0;
+	}
+}
+
 static void end_command(struct command *c)
 {
 	int t = c->ending++;
