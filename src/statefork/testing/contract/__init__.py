@@ -17,7 +17,8 @@ from __future__ import annotations
 import pytest
 
 # ruff: noqa: E402  rewriting has to be asked for before the modules with the tests are imported; failures then show values
-pytest.register_assert_rewrite(__name__)
+_PARTS = ("commands", "crash", "endings", "files", "forks", "programs", "records", "states")
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
 from statefork.testing.contract.commands import CommandContract
 from statefork.testing.contract.crash import CrashContract
