@@ -155,8 +155,8 @@ def restore_tree(
                 hold=[gate],
             )
         faults.point("up-restored")
+        reapply(init, snapshot, store.paths.image(snapshot.id))
         handshake(init, f"from snapshot {snapshot.id}")
-        reapply(init, snapshot)
         return Live(init, upper, layers, spec)
     except BaseException:
         if init is not None:

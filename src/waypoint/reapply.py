@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from waypoint.errors import VerifyFailed
 from waypoint.kernel.forgotten import read_forgotten, write_forgotten
+from waypoint.kernel.relock import relock
 from waypoint.model import Process, SnapshotRecord
 
 __all__ = ["LOST", "collect", "reapply"]
@@ -14,15 +17,17 @@ LOST = "lost"
 collect = read_forgotten
 
 
-def reapply(init: Process, snapshot: SnapshotRecord) -> None:
+def reapply(init: Process, snapshot: SnapshotRecord, images: Path) -> None:
     """VerifyFailed when something cannot be given back: a restore that quietly differs is worse than none."""
-    saved = snapshot.manifest.get(LOST)
-    if not saved:
-        return
-    problems = write_forgotten(init.pid, saved)
+    problems = []
+    try:
+        relock(init.pid, images)
+    except OSError as error:
+        problems.append(f"a record lock on a mapped file: {error.strerror}")
+    problems += write_forgotten(init.pid, snapshot.manifest.get(LOST) or [])
     if problems:
         raise VerifyFailed(
             f"snapshot {snapshot.id}: the restored processes cannot have what they had: {'; '.join(problems[:5])}. "
-            "The host has other CPUs or fewer privileges than when the snapshot was taken",
+            "The host may have other CPUs or fewer privileges than when the snapshot was taken",
             problems=problems,
         )

@@ -42,6 +42,8 @@ def read_forgotten(init_pid: int) -> list[dict[str, Any]]:
 
 def write_forgotten(init_pid: int, saved: list[dict[str, Any]]) -> list[str]:
     """Give the threads of a restored tree back what they had; says what could not be given."""
+    if not saved:
+        return []
     threads = {}
     for pid in namespace_pids(init_pid):
         with contextlib.suppress(*_GONE):

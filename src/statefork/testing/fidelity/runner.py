@@ -96,7 +96,10 @@ def run_cases(
 
 def run_case(backend: Backend, case: Case) -> Result:
     began = time.monotonic()
-    outcomes = _judge(backend, case)
+    try:
+        outcomes = _judge(backend, case)
+    except Exception as error:  # noqa: BLE001  a mistake in one case must not hide the others' verdicts
+        outcomes = _all_ways(Verdict.FAILED, f"the case itself broke: {type(error).__name__}: {error}")
     return Result(case.name, case.kind, case.summary, outcomes, (time.monotonic() - began) * 1000)
 
 

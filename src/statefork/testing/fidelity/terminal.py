@@ -13,13 +13,21 @@ from statefork.testing.fidelity.subject import CaseFailed, Channel, Subject
 __all__ = ["Terminal"]
 
 
+class _Screen(pyte.Screen):
+    """vim asks for things of xterm's that pyte takes for colours with a wrong argument."""
+
+    def select_graphic_rendition(self, *attrs: int, private: bool = False) -> None:
+        if not private:
+            super().select_graphic_rendition(*attrs)
+
+
 class Terminal:
     """Attached while used as a context manager; leave it before a snapshot, and come back after."""
 
     def __init__(self, subject: Subject, rows: int = 24, columns: int = 80) -> None:
         self._subject = subject
         self._rows, self._columns = rows, columns
-        self._screen = pyte.Screen(columns, rows)
+        self._screen = _Screen(columns, rows)
         self._stream = pyte.ByteStream(self._screen)
         self._channel: Channel | None = None
 

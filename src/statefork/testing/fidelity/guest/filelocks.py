@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import signal
 import struct
@@ -129,3 +130,11 @@ class FileLease(Probe):
 
     def perturb(self) -> None:
         fcntl.fcntl(self.file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+class PosixLockOnMapping(PosixLock):
+    """A record lock on a file that its owner has mapped, as SQLite's WAL has it."""
+
+    def lock(self) -> None:
+        self.map = mmap.mmap(self.file, 100)
+        super().lock()

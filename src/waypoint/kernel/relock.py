@@ -1,0 +1,81 @@
+"""Take record locks again that CRIU restores and then loses.
+
+POSIX says that a process loses its record locks on a file when it closes any descriptor of that file. CRIU takes the locks, then
+opens each mapped file once more for its mapping and closes it: the lock on a file that its owner has mapped (SQLite in WAL mode)
+is gone. Here its owner takes it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+from pathlib import Path
+
+from waypoint.kernel.inject import Injection
+from waypoint.kernel.processes import namespace_pids
+
+__all__ = ["relock"]
+
+_FCNTL = 72
+_POSIX = 1
+_FLOCK = struct.Struct("=hhxxxxqqixxxx")
+_MAGICS = 8
+
+
+def relock(init_pid: int, images: Path) -> None:
+    """OSError when a lock cannot be had: another process of the tree was faster."""
+    wanted = [lock for lock in _saved_locks(images) if lock[0] & _POSIX]
+    if not wanted:
+        return
+    hosts = {_inside(pid): pid for pid in namespace_pids(init_pid)}
+    by_process: dict[int, list[tuple[int, bytes]]] = {}
+    for _, kind, owner, fd, start, length in wanted:
+        pid = hosts.get(owner, 0)
+        if pid and _maps(pid, fd):
+            by_process.setdefault(pid, []).append((fd, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)))
+    for pid, locks in by_process.items():
+        with contextlib.suppress(ProcessLookupError), Injection(pid) as process:
+            for fd, lock in locks:
+                process.call(_FCNTL, fd, fcntl.F_SETLK, lock)
+
+
+def _saved_locks(images: Path) -> list[tuple[int, ...]]:
+    """(flag, type, pid, fd, start, length) of each lock in CRIU's image: protobuf messages of six integers."""
+    try:
+        data = (images / "filelocks.img").read_bytes()[_MAGICS:]
+    except FileNotFoundError:
+        return []
+    found = []
+    while data:
+        size = int.from_bytes(data[:4], "little")
+        fields, body = [0] * 6, data[4 : 4 + size]
+        while body:
+            key, body = body[0] >> 3, body[1:]
+            value, shift = 0, 0
+            while True:
+                byte, body = body[0], body[1:]
+                value |= (byte & 127) << shift
+                shift += 7
+                if byte < 128:
+                    break
+            fields[key - 1] = value - (1 << 64) if value >= 1 << 63 else value
+        found.append(tuple(fields))
+        data = data[4 + size :]
+    return found
+
+
+def _inside(pid: int) -> int:
+    with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/status") as lines:
+        return next(int(line.split()[-1]) for line in lines if line.startswith("NSpid"))
+    return 0
+
+
+def _maps(pid: int, fd: int) -> bool:
+    try:
+        inode = os.stat(f"/proc/{pid}/fd/{fd}").st_ino
+        with open(f"/proc/{pid}/maps", errors="replace") as lines:
+            return any(line.split(maxsplit=5)[4] == str(inode) for line in lines)
+    except FileNotFoundError:
+        return False
