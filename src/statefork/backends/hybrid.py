@@ -12,8 +12,7 @@ import contextlib
 import re
 import secrets
 import tempfile
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from statefork.backends.criu_container import (
     sleeper_archive,
 )
 from statefork.backends.fifos import FIFO_DIRECTORY, FifoChannel, loop_argv, make_fifos
+from statefork.backends.gate import Gate
 from statefork.backends.persistent_shell import Channel, PersistentShell, ShellState
 from statefork.backends.podman import podman_tool, ulimit_options
 from statefork.backends.process_tree import command_lines, connections_of, tree_pids
@@ -60,48 +60,6 @@ class Checkpoint:
     shell: ShellState | None
 
 
-class _Gate:
-    """Many may pass at a time; one that must be alone waits for them and keeps new ones out."""
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._inside = 0
-        self._closed = False
-
-    @contextlib.contextmanager
-    def passing(self) -> Iterator[None]:
-        with self._condition:
-            self._condition.wait_for(lambda: not self._closed)
-            self._inside += 1
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._inside -= 1
-                self._condition.notify_all()
-
-    @contextlib.contextmanager
-    def alone(self, timeout: float) -> Iterator[None]:
-        with self._condition:
-            self._closed = True
-            try:
-                if not self._condition.wait_for(lambda: self._inside == 0, timeout):
-                    raise NotCapturable(
-                        "a program started with `run` is still running; such a program cannot be stored: "
-                        "wait for its end, or start it from the shell"
-                    )
-            except BaseException:
-                self._closed = False
-                self._condition.notify_all()
-                raise
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._closed = False
-                self._condition.notify_all()
-
-
 class HybridLive(ContainerLive):
     _settle_seconds = 1.0  # CRIU refuses a container with a foreign process in it, even one that is just ending
 
@@ -110,7 +68,7 @@ class HybridLive(ContainerLive):
     ) -> None:
         super().__init__(tool, container, owned=owned)
         self._export_dir = export_dir
-        self._gate = _Gate()
+        self._gate = Gate()
         self._pid = int(tool.ask("inspect", "container", "inspect", "-f", "{{.State.Pid}}", container))
         self._fifos = Path(f"/proc/{self._pid}/root{FIFO_DIRECTORY}")
         if not owned:
