@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rootfs import bash_rootfs
 
+from rootfs import bash_rootfs
 from waypoint.bases import base_from_rootfs
 from waypoint.engine import Engine
 from waypoint.session import Session

@@ -57,7 +57,7 @@ class HalfTyped(TerminalCase):
 
 class ReadPrompt(TerminalCase):
     name, summary = "read-at-a-prompt", "a `read` that waits for an answer"
-    start = (("read -p 'your name? ' who; echo \"hello <$who>\"\r", r"^your name\?$"),)
+    start: tuple[tuple[str, str], ...] = (("read -p 'your name? ' who; echo \"hello <$who>\"\r", r"^your name\?$"),)
     spoil = (("nobody\r", r"^hello <nobody>$"),)
     use = (("Alice\r", r"^hello <Alice>$"),)
 
