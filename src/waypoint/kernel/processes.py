@@ -107,9 +107,10 @@ def half_restored(program: str, first_id: int) -> Iterator[Process]:
             with open(f"/proc/{entry.name}/uid_map") as lines:
                 if lines.read().split()[:2] != ["0", str(first_id)]:
                     continue
-            with open(f"/proc/{entry.name}/stat") as stat:
-                parent = stat.read().rpartition(")")[2].split()[1]
-            if _program(parent) != program:
+            with open(f"/proc/{entry.name}/status") as lines:
+                status = dict(line.rstrip("\n").split(":", 1) for line in lines)
+            # others than PID 1 have it as their parent, and it may run the session's own program already
+            if status["NSpid"].split()[-1] == "1" and _program(status["PPid"].strip()) != program:
                 yield identify(int(entry.name))
         except (FileNotFoundError, ProcessLookupError):
             continue
