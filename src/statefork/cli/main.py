@@ -19,6 +19,7 @@ __all__ = ["fail", "home", "main", "note", "statefork"]
 COMMANDS = {
     "backends": "Table of what each backend can do on this host, and why not.",
     "doctor": "Try every backend, and name the fix for what is missing.",
+    "fidelity": "Prove what a backend brings back, case by case.",
     "gc": "Remove what crashed processes left behind.",
     "setup": "Fetch the tools that backends need and no package of this host has.",
     "shell": "Branch an environment by hand.",

@@ -61,7 +61,7 @@ _PYTEST = ShellCase(
         "mkdir -p /var/tmp/pt && cd /var/tmp/pt && mkfifo gate && printf '%s\\n' 'import pytest' 'seen = []' "
         "'@pytest.mark.parametrize(\"n\", range(6))' 'def test_n(n, tmp_path):' '    seen.append(n)' "
         "'    if n == 3:' '        open(\"gate\").read()' '    assert seen == list(range(n + 1))' >test_it.py",
-        "python3 -m pytest -v -p no:cacheprovider >log 2>&1 & until grep -q '2.*PASSED' log; do sleep 0.05; done",
+        "$(for p in /usr/bin/python3 python3; do $p -c 'import pytest' && echo $p && break; done) -m pytest -v -p no:cacheprovider >log 2>&1 & until grep -q '2.*PASSED' log; do sleep 0.05; done",
     ),
     same="grep -c PASSED /var/tmp/pt/log; jobs %1",
     spoil="kill %1; wait %1; echo PASSED >>/var/tmp/pt/log",

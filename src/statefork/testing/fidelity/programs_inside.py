@@ -35,8 +35,9 @@ class ProbeCase(Case):
     def setup(self, inside: Inside) -> None:
         where = self.directory
         inside.sh(f"mkdir -p {where} && tar xf - -C {where}", stdin=_archive(self._module))
+        python = inside.python(self.modules) or "python3"
         inside.sh(
-            f"mkfifo {where}/ask {where}/answer; (cd {where} && exec python3 -m guest.probe "
+            f"mkfifo {where}/ask {where}/answer; (cd {where} && exec {python} -m guest.probe "
             f"{self._module} {self._class} {where} >{where}/log 2>&1 </dev/null) & echo $! >{where}/pid; disown"
         )
 

@@ -43,7 +43,7 @@ def put(name: str, value: int):
 async def get():
     return items
 PY
-python3 -m uvicorn app:app --port 8010 >log 2>&1 &"""
+$(for p in /usr/bin/python3 python3; do $p -c 'import uvicorn, fastapi' && echo $p && break; done) -m uvicorn app:app --port 8010 >log 2>&1 &"""
 
 _NODE = """
 mkdir -p watched
@@ -105,7 +105,7 @@ SERVERS: tuple[Case, ...] = (
     _server(
         "python-http-server", "python -m http.server", programs=("python3", "curl"), packages=("python3", "curl"),
         make="echo page >index.html; python3 -m http.server 8000 >log 2>&1 &", ready="curl -sf localhost:8000",
-        same="curl -sf localhost:8000; jobs -pr", spoil="kill %1; wait %1 || :",
+        same="curl -sf localhost:8000; pgrep -f http.server", spoil="pkill -f http.server; wait",
         use="echo new >/var/tmp/srv/new; [ $(curl -sf localhost:8000/new) = new ]",
     ),
     _server(
@@ -146,7 +146,7 @@ SERVERS: tuple[Case, ...] = (
     _server(
         "nginx", "nginx with its workers", programs=("nginx", "curl"), packages=("nginx-light", "curl"),
         make=_NGINX, ready="curl -sf localhost:8030", same="curl -sf localhost:8030; pgrep -c nginx; wc -l </var/tmp/srv/log",
-        spoil="nginx -p /var/tmp/srv -c conf -s quit; wait %1",
+        spoil="nginx -p /var/tmp/srv -c conf -s quit; wait",
         use="echo changed >/var/tmp/srv/html/index.html; [ $(curl -sf localhost:8030) = changed ]; old=$(pgrep -n nginx); "
         "nginx -p /var/tmp/srv -c conf -s reload; until [ $(pgrep -n nginx) != $old ]; do sleep 0.02; done; curl -sf localhost:8030",
     ),

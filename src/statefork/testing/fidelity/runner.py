@@ -127,7 +127,7 @@ def _lacking(inside: Inside, case: Case) -> str:
     for program in case.programs:
         if inside.status(f"command -v {program}") != 0:
             return f"{program} is not installed{by}"
-    if case.modules and inside.status(f"python3 -c 'import {', '.join(case.modules)}'") != 0:
+    if case.modules and not inside.python(case.modules):
         return f"python3 lacks {' or '.join(case.modules)}{by}"
     return ""
 

@@ -110,6 +110,12 @@ class Inside:
                 raise CaseFailed(f"waited {timeout:.0f} s in vain: {what}")
             time.sleep(_POLL_SECONDS)
 
+    def python(self, modules: Sequence[str] = ()) -> str:
+        """An interpreter that has the modules: the system's own before whatever else is on the PATH; empty if none has."""
+        wanted = f"import {', '.join(modules)}" if modules else "pass"
+        script = f"for p in /usr/bin/python3 python3; do $p -c '{wanted}' 2>/dev/null && echo $p && break; done"
+        return self.subject.exec_command(script, timeout=DEADLINE_SECONDS).stdout.strip()
+
     def put(self, path: str, content: bytes | str) -> None:
         data = content.encode() if isinstance(content, str) else content
         self.sh(f"cat >{path}", stdin=data)

@@ -77,7 +77,13 @@ class SessionSubject:
         return _Channel(connection, rows, columns)
 
     def destroy(self) -> None:
+        """The first session of a tree takes the tree's snapshots with it."""
+        tree = self.session.record.tree
         self.session.remove()
+        if tree == self.session.id:
+            for snapshot in self._engine.snapshots(tree):
+                if snapshot.parent is None:
+                    self._engine.remove_snapshot(snapshot.id, recursive=True)
 
 
 def opener(home: Path) -> Callable[[Options], SessionSubject]:

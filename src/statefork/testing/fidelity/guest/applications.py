@@ -55,6 +55,27 @@ class SqliteWal(Probe):
         self.writer.execute("pragma wal_checkpoint(truncate)")
 
 
+class SqliteRollback(Probe):
+    """SQLite in its default journal mode: it refuses to write when the file's inode number is not what it was."""
+
+    needs = ("files", "processes", "memory", "inodes")
+
+    def __init__(self) -> None:
+        self.db = sqlite3.connect(f"{self.directory}/data.db", isolation_level=None, check_same_thread=False)
+        self.db.execute("create table t (n integer)")
+        self.db.execute("insert into t values (1)")
+
+    def observe(self) -> object:
+        return self.db.execute("select group_concat(n) from t").fetchone()
+
+    def perturb(self) -> None:
+        self.db.execute("delete from t")
+
+    def works(self) -> None:
+        self.db.execute("insert into t values (2)")
+        assert self.observe() == ("1,2",)
+
+
 class JupyterKernel(Probe):
     """A Jupyter kernel, driven through its client, with variables and an open iterator."""
 
@@ -66,7 +87,9 @@ class JupyterKernel(Probe):
         from jupyter_client.manager import start_new_kernel
 
         os.environ.update(HOME=self.directory, IPYTHONDIR=self.directory, JUPYTER_RUNTIME_DIR=self.directory)
-        self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=60)
+        # its history is an SQLite file in rollback mode: see SqliteRollback
+        history = ["--HistoryManager.hist_file=:memory:"]
+        self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=60, extra_arguments=history)
         self.run("import itertools; values = itertools.count(5); first = next(values); data = {'a': [first]}")
 
     def run(self, code: str) -> str:

@@ -269,3 +269,20 @@ class Inotify(Probe):
             data = data[16 + size :]
         assert (self.dir_watch, 0x100, b"new") in events, events
         assert (self.file_watch, 0x2, b"") in events, events
+
+
+class InodeNumbers(Probe):
+    """The inode number of a file is what it was, by descriptor and by name."""
+
+    needs = ("files", "processes", "memory", "inodes")
+
+    def __init__(self) -> None:
+        self.fd = os.open(f"{self.directory}/file", os.O_RDWR | os.O_CREAT)
+
+    def observe(self) -> object:
+        return os.fstat(self.fd).st_ino, os.stat(f"{self.directory}/file").st_ino
+
+    def perturb(self) -> None:
+        os.rename(f"{self.directory}/file", f"{self.directory}/other")
+        with open(f"{self.directory}/file", "w"):
+            pass

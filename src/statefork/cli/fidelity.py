@@ -1,0 +1,97 @@
+"""`statefork fidelity`: prove on this host what a backend brings back, case by case."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from statefork.testing.fidelity import Backend, Result
+
+__all__ = ["fidelity"]
+
+
+@click.command()
+@click.option("--backend", "-b", default="waypoint", show_default=True, help="A backend, or a method of one.")
+@click.option("--case", "-c", "cases", multiple=True, metavar="CASE", help="A case, a kind, or a pattern of either.")
+@click.option("--option", "-o", "options", multiple=True, metavar="NAME=VALUE", help="An argument of the backend's.")
+@click.option("--jobs", "-j", default=1, show_default=True, type=click.IntRange(1, 64), help="Cases at a time.")
+@click.option("--list", "only_list", is_flag=True, help="Name the cases and run none.")
+@click.option("--page", type=click.Path(path_type=Path), help="Write the table of docs/fidelity.md from JSON documents.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+@click.argument("documents", nargs=-1, type=click.Path(exists=True, path_type=Path))
+def fidelity(
+    backend: str,
+    cases: tuple[str, ...],
+    options: tuple[str, ...],
+    jobs: int,
+    only_list: bool,
+    page: Path | None,
+    as_json: bool,
+    documents: tuple[Path, ...],
+) -> None:
+    """Run every case three ways: restore in place, fork two, fork of a fork. Exit code 1 if a case fails.
+
+    A backend is judged only by what it claims; a case whose program is not installed is skipped and says so.
+    """
+    from statefork.testing.fidelity import Verdict, report, run_cases, select
+
+    if page is not None:
+        _write_table(page, report.as_page([json.loads(document.read_text()) for document in documents]))
+        return
+    chosen = select(cases)
+    if only_list:
+        for case in chosen:
+            click.echo(f"{case.kind}/{case.name:<34}{case.summary}")
+        return
+
+    def show(result: Result) -> None:
+        click.echo(report.line(result), err=as_json)
+
+    with tempfile.TemporaryDirectory(prefix="fidelity-", dir="/var/tmp") as home:
+        results = run_cases(_backend(backend, options, Path(home)), chosen, jobs=jobs, on_result=show)
+    for result in results:
+        if result.verdict in (Verdict.FAILED, Verdict.SKIPPED):
+            click.echo(f"{result.kind}/{result.case}: {result.message}", err=True)
+    if as_json:
+        click.echo(json.dumps(report.as_document(backend, results)))
+    else:
+        click.echo(report.summary(results))
+    if any(result.verdict is Verdict.FAILED for result in results):
+        raise SystemExit(1)
+
+
+def _backend(name: str, options: tuple[str, ...], home: Path) -> Backend:
+    from statefork.errors import UsageError
+    from statefork.factory import create_env_manager
+    from statefork.registry import backends
+    from statefork.testing.fidelity import Backend, environment_backend
+    from statefork.testing.fidelity.waypoint import CAPABILITIES, opener
+
+    if name == "waypoint" and not options:
+        return Backend(name, opener(home), CAPABILITIES)
+    given: dict[str, str] = {}
+    for option in options:
+        key, separator, value = option.partition("=")
+        if not separator:
+            raise UsageError(f"--option {option!r}: say NAME=VALUE")
+        given[key] = value
+    found = backends().get(name)
+    method = found.methods[0].name if found else name
+    return environment_backend(name, lambda: create_env_manager(method, home=home, **given))
+
+
+def _write_table(page: Path, table: str) -> None:
+    """Between the marks of the page; the words around them are written by people."""
+    begin, end = "<!-- table -->\n", "<!-- end of table -->\n"
+    text = page.read_text() if page.exists() else f"{begin}{end}"
+    head, _, rest = text.partition(begin)
+    tail = rest.partition(end)[2]
+    fresh = page.with_suffix(".new")
+    fresh.write_text(f"{head}{begin}{table}{end}{tail}")
+    os.replace(fresh, page)
