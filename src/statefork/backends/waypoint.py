@@ -21,6 +21,7 @@ from typing import IO, Any
 import waypoint.errors
 from statefork.backends.option_values import choice, flag, share, size_bytes, variables
 from statefork.backends.probe_cache import remembered
+from statefork.backends.relay import Relay
 from statefork.driver import Captured, Driver, Live, Place
 from statefork.errors import (
     ExecTimeout,
@@ -32,7 +33,7 @@ from statefork.errors import (
     WrongState,
 )
 from statefork.manifest import Comparison
-from statefork.model import Capabilities, Capability, ExecRequest, ExecResult, Mode, OnOutput, RunRequest, Stream
+from statefork.model import Capabilities, Capability, ExecRequest, ExecResult, Mode, RunRequest
 from statefork.registry import Argument, Backend, Method, directory, number, path, text
 from waypoint.bases import base_from_dockerfile, base_from_rootfs
 from waypoint.diff import compare
@@ -88,7 +89,7 @@ class WaypointLive(Live):
         super().ready(timeout)
 
     def exec(self, request: ExecRequest) -> ExecResult:
-        relay = _Relay(request.on_output)
+        relay = Relay(request.on_output)
         with self._reached():
             outcome = self.session.exec(
                 request.command,
@@ -102,7 +103,7 @@ class WaypointLive(Live):
         return _result(outcome)
 
     def run(self, request: RunRequest) -> ExecResult:
-        relay = _Relay(request.on_output)
+        relay = Relay(request.on_output)
         with self._reached():
             outcome = self.session.run(
                 request.argv,
@@ -344,30 +345,6 @@ def _sweep_noted(engine: Engine, notes: list[dict[str, str]]) -> Iterator[str]:
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
-
-
-class _Relay:
-    """Passes output on. A callback that raises is told once, when the command has ended, and then left alone."""
-
-    def __init__(self, on_output: OnOutput | None) -> None:
-        self._on_output = on_output
-        self._failure: Exception | None = None
-
-    def to(self, stream: Stream) -> Callable[[bytes], None] | None:
-        if self._on_output is None:
-            return None
-        return lambda data: self._pass(stream, data)
-
-    def _pass(self, stream: Stream, data: bytes) -> None:
-        if self._on_output is not None:
-            try:
-                self._on_output(stream, data)
-            except Exception as error:  # noqa: BLE001  the caller's own; raised again by `settle`
-                self._failure, self._on_output = error, None
-
-    def settle(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
 
 def _result(outcome: Outcome) -> ExecResult:
