@@ -93,7 +93,7 @@ def test_criu_in_the_middle_of_a_dump(ground: Engine, big: Session) -> None:
 
 def test_criu_in_the_middle_of_a_restore(ground: Engine, big: Session) -> None:
     taken = big.snapshot()
-    big.exec("V=two; echo two > /w/f; kill %?tail; wait %?tail")
+    big.exec("V=two; echo two > /w/f; kill %+; wait %+")
 
     def half_restored(helper: int) -> bool:
         try:
