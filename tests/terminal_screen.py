@@ -81,7 +81,7 @@ class Screen:
             now = time.monotonic()
             if shown != before:
                 before, since = shown, now
-            elif now - since > 0.3:
+            elif now - since > 0.4:
                 return shown
             assert now < deadline, f"the screen does not come to rest:\n{shown}"
             time.sleep(0.02)

@@ -321,7 +321,7 @@ def test_vim(host_session: Session) -> None:
     with pytest.raises(Busy):
         host_session.exec("true", wait=False)
     with shell(host_session) as screen:
-        screen.wait_for("violets are")
+        screen.wait_for(lambda shown: shown.startswith("roses are red\nviolets are\n~") and "INSERT" not in shown)
         assert screen.settled() == before
         assert screen.fact("alternate_on") == "1"
         screen.resize(60, 15)
