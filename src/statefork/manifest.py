@@ -23,7 +23,12 @@ Comparison = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 KERNEL_DIRECTORIES = ("proc", "sys", "dev")
 """Filled by the kernel, different at every look."""
 
-_SCRIPT = "cd / && exec tar -c -f - " + " ".join(f"--exclude=./{name}" for name in KERNEL_DIRECTORIES) + " ."
+# Not every tar knows --exclude: busybox's does not.
+_SCRIPT = (
+    'cd / && set -- && for f in ./* ./.[!.]*; do [ -e "$f" ] || [ -L "$f" ] || continue; case $f in '
+    + "|".join(f"./{name}" for name in KERNEL_DIRECTORIES)
+    + ') ;; *) set -- "$@" "$f";; esac; done; exec tar -c -f - "$@"'
+)
 
 
 def manifest_of_tar(stream: IO[bytes]) -> dict[str, str]:
