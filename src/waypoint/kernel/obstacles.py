@@ -34,6 +34,7 @@ _BY_LINK = (
     (r"anon_inode:bpf[-_]prog|anon_inode:bpf_link", "a loaded BPF program", "unload it"),
     (r"anon_inode:\[landlock-ruleset\]", "a Landlock ruleset", "close it"),
     (r"anon_inode:seccomp notify", "a seccomp listener", "close it"),
+    (r"/dev/tty$", "an open /dev/tty", "let it use its terminal by name ($(tty)), or close it"),
     (r"/secretmem \(deleted\)", "secret memory (memfd_secret)", "close it, and keep the secret in plain memory"),
     (r"/dev/(?!null|zero|full|random|urandom|tty|pts/|ptmx|shm/|mqueue/|fd/)", "an open device", "close it"),
 )  # fmt: skip
