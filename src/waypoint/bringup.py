@@ -15,12 +15,14 @@ from waypoint import faults
 from waypoint.errors import BaseChanged, KernelError, SessionDead
 from waypoint.guest import frames
 from waypoint.guest.connection import connect
+from waypoint.identity import write_identity
 from waypoint.kernel import capabilities, cgroups, criu, nat, network, processes, seccomp
 from waypoint.kernel.launch import IdmapRefused, Overlay, Surroundings, start_init
 from waypoint.model import BaseRecord, Process, SnapshotRecord, Spec
 from waypoint.reapply import reapply
 from waypoint.store import locks
 from waypoint.store.store import Store
+from waypoint.verify import checker
 
 __all__ = ["Live", "handshake", "incarnation", "overlay_for", "restore_tree", "retire", "start_tree"]
 
@@ -83,6 +85,7 @@ def start_tree(
         readonly=capabilities.READ_ONLY_PATHS,
     )
     argv = [_INIT, spec.shell, spec.start.user, spec.start.workdir, store.tag]
+    write_identity(store.paths.upper(upper))
     try:
         with locks.shared(store.paths.gate) as gate:  # the launcher keeps it: gc must not run before init can be seen
             try:
@@ -121,11 +124,18 @@ def _filter_file(store: Store, spec: Spec) -> Path | None:
 
 
 def restore_tree(
-    store: Store, base: BaseRecord, snapshot: SnapshotRecord, spec: Spec, log_dir: Path, env: Mapping[str, str]
+    store: Store,
+    base: BaseRecord,
+    snapshot: SnapshotRecord,
+    spec: Spec,
+    log_dir: Path,
+    env: Mapping[str, str],
+    *,
+    verify: bool = False,
 ) -> Live:
     """Bring a snapshot's processes up over a new upper; a files-only snapshot starts a fresh shell over its files.
 
-    On failure nothing of the attempt is left.
+    On failure nothing of the attempt is left. `verify`: VerifyFailed when what came up differs from the snapshot's manifest.
     """
     check_base(base, snapshot)
     layers = snapshot.layers
@@ -141,6 +151,8 @@ def restore_tree(
     init: Process | None = None
     try:
         groups = cgroups.make_groups(store.tag, str(upper), spec.limits)
+        write_identity(store.paths.upper(upper))
+        own_files = store.paths.upper(upper) if base.flat else None
         outside = spec.network == "nat"
         with locks.shared(store.paths.gate) as gate:  # CRIU keeps it: gc must not end what CRIU still works on
             init = criu.restore(
@@ -153,6 +165,7 @@ def restore_tree(
                 if spec.network != "host"
                 else None,
                 hold=[gate],
+                before_resume=checker(snapshot, spec.idmap, store.paths.upper(layers[0]), own_files) if verify else None,
             )
         faults.point("up-restored")
         reapply(init, snapshot, store.paths.image(snapshot.id))

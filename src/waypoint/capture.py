@@ -26,6 +26,7 @@ from waypoint.manifest import describe_session
 from waypoint.model import BaseRecord, Capture, Process, SessionRecord, SnapshotRecord
 from waypoint.store import locks
 from waypoint.store.store import Store
+from waypoint.verify import FILES, file_digest
 
 __all__ = ["Taken", "take", "take_files"]
 
@@ -309,6 +310,7 @@ def _record(
     pinned: bool,
 ) -> SnapshotRecord:
     manifest = sealing.manifest
+    manifest[FILES] = file_digest(store.paths.upper(sealing.layers[0]))
     if sealing.print:
         manifest["upper_print"] = sealing.print
     return SnapshotRecord(

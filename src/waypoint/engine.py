@@ -148,8 +148,13 @@ class Engine:
         self.store.paths.session(session).mkdir()
         return record
 
-    def fork(self, snapshot: SnapshotRecord, n: int, names: Sequence[str] | None = None) -> list[Session]:
-        """`n` sessions from one snapshot, side by side. All or none, even if the caller is killed half-way."""
+    def fork(
+        self, snapshot: SnapshotRecord, n: int, names: Sequence[str] | None = None, *, verify: bool = False
+    ) -> list[Session]:
+        """`n` sessions from one snapshot, side by side. All or none, even if the caller is killed half-way.
+
+        `verify`: each is compared with the snapshot's manifest before it runs; VerifyFailed if one differs.
+        """
         if names is not None and len(names) != n:
             raise WaypointError(f"{len(names)} names for {n} forks")
         for name in names or ():
@@ -158,7 +163,7 @@ class Engine:
         with self.store.operation(), self.store.holding(snapshot) as source, fork_threads(n) as pool:
             base = self.store.db.base(source.base)
             futures = [
-                pool.submit(self._fork_one, base, source, session, names[i] if names else None)
+                pool.submit(self._fork_one, base, source, session, names[i] if names else None, verify)
                 for i, session in enumerate(ids)
             ]
             failures = [error for future in futures if (error := future.exception()) is not None]
@@ -178,12 +183,14 @@ class Engine:
             self._greet(forks, snapshot.spec.on_fork)
         return forks
 
-    def _fork_one(self, base: BaseRecord, snapshot: SnapshotRecord, session: str, name: str | None) -> bringup.Live:
+    def _fork_one(
+        self, base: BaseRecord, snapshot: SnapshotRecord, session: str, name: str | None, verify: bool
+    ) -> bringup.Live:
         parent = snapshot.parent if snapshot.pinned else snapshot.id
         self._new_row(session, name, snapshot.tree, base, snapshot.spec, parent)
         faults.point("fork-row")
         try:
-            live = self.bring_up(base, snapshot, snapshot.spec, session)
+            live = self.bring_up(base, snapshot, snapshot.spec, session, verify=verify)
             faults.point("fork-up")
             return live
         except BaseException:
@@ -214,9 +221,12 @@ class Engine:
         self.store.db.remove_session(session)
         self.forget_session_directory(session)
 
-    def bring_up(self, base: BaseRecord, snapshot: SnapshotRecord, spec: Spec, session: str) -> bringup.Live:
+    def bring_up(
+        self, base: BaseRecord, snapshot: SnapshotRecord, spec: Spec, session: str, *, verify: bool = False
+    ) -> bringup.Live:
         directory = self.store.paths.session(session)
-        return bringup.restore_tree(self.store, base, snapshot, spec, directory, self.environment(spec))
+        env = self.environment(spec)
+        return bringup.restore_tree(self.store, base, snapshot, spec, directory, env, verify=verify)
 
     # -- ending -----------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,11 @@ from waypoint import bringup, capture, faults
 from waypoint.errors import UsageError, WrongState
 from waypoint.guest import commands, frames
 from waypoint.guest.connection import Connection, connect
+from waypoint.kernel import inspect
 from waypoint.manifest import shell_state
 from waypoint.model import BaseRecord, ExecResult, Process, SessionRecord, SnapshotRecord
 from waypoint.store import locks
+from waypoint.verify import differences
 
 if TYPE_CHECKING:
     from waypoint.engine import Engine
@@ -253,14 +255,17 @@ class Session:
         self._store.db.update_session(self.id, undo=target.parent)
         return target
 
-    def restore(self, snapshot: str) -> SnapshotRecord:
-        """This session becomes what the snapshot saved. If that fails, it goes on as it was."""
+    def restore(self, snapshot: str, *, verify: bool = False) -> SnapshotRecord:
+        """This session becomes what the snapshot saved. If that fails, it goes on as it was.
+
+        `verify`: what comes up is compared with the snapshot's manifest before it runs; if it differs, VerifyFailed.
+        """
         with self._store.operation(), locks.exclusive(self._store.paths.session_lock(self.id)):
             record = self._engine.settle(self._engine.resolved(self.id))
             with self._store.holding(self._store.db.snapshot(snapshot, record.tree)) as target:
                 base = self._store.db.base(target.base)
                 spec = replace(target.spec, auto_snapshot=record.spec.auto_snapshot)
-                live = self._engine.bring_up(base, target, spec, self.id)
+                live = self._engine.bring_up(base, target, spec, self.id, verify=verify)
                 faults.point("restore-up")
                 self._take_place(record, target, live)
         return target
@@ -292,10 +297,26 @@ class Session:
         if record.pause is not None and self._store.db.snapshot(record.pause).pinned:
             self._engine.drop_snapshots([record.pause])
 
+    def verify(self, snapshot: str | None = None) -> list[str]:
+        """What differs between this session now and a snapshot, by default the one that it came from; nothing: equal."""
+        record = self._live(self.record)
+        key = snapshot or record.snapshot
+        if key is None:
+            raise WrongState(f"session {self.id} has no snapshot to be compared with", session=self.id)
+        target = self._store.db.snapshot(key, record.tree)
+        shell = shell_state(self)
+        found = inspect.describe(record.init_pid, record.spec.idmap)
+        return differences(target.manifest, found, shell, running=True)
+
     def fork(
-        self, n: int = 1, *, from_snapshot: str | None = None, names: Sequence[str] | None = None
+        self,
+        n: int = 1,
+        *,
+        from_snapshot: str | None = None,
+        names: Sequence[str] | None = None,
+        verify: bool = False,
     ) -> list[Session]:
-        """`n` new live sessions, from a snapshot or from a new one of this session. All or none."""
+        """`n` new live sessions, from a snapshot or from a new one of this session. All or none; `verify` as in `restore`."""
         if n < 1 or n > 10_000:
             raise UsageError(f"cannot fork {n} sessions; give a number from 1 to 10000")
         record = self.record
@@ -304,7 +325,7 @@ class Session:
             if from_snapshot is not None
             else (self._paused_at(record) or self.snapshot())
         )
-        return self._engine.fork(target, n, names)
+        return self._engine.fork(target, n, names, verify=verify)
 
     def _paused_at(self, record: SessionRecord) -> SnapshotRecord | None:
         if record.state != "paused" and self._engine.settle(record).state == "paused":

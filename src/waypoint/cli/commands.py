@@ -41,6 +41,7 @@ SECTIONS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("fork", "Start sessions from a snapshot; prints their ids."),
             ("undo", "Go back to before the last exec (new --auto-snapshot)."),
             ("tree", "Draw the tree of snapshots."),
+            ("verify", "Compare a session with the snapshot that it came from."),
             ("diff", "Show what differs between two snapshots or sessions."),
         ),
     ),

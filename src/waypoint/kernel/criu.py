@@ -151,10 +151,12 @@ def restore(
     log_dir: Path,
     with_network: Hook | None,
     hold: Sequence[int],
+    before_resume: Hook | None = None,
 ) -> Process:
     """Bring the tree back over `overlay`; returns its PID 1. On failure nothing of the tree is left. `hold`: see Worker.
 
-    `with_network` is called with that pid when its namespaces exist and no socket has been restored yet.
+    `with_network` is called with that pid when its namespaces exist and no socket has been restored yet, `before_resume` when all
+    is restored and nothing runs yet.
     """
     options = _options(images, "restore.log", own_network)
     options.root = STAGE
@@ -173,7 +175,9 @@ def restore(
         argv = launch_argv("criu", [*_kdat(), *overlay.options()], cgroups, tools.criu_argv())
         try:
             with contextlib.ExitStack() as held, Worker(argv, hold=hold) as worker:
-                hooks = {"setup-namespaces": namespaces_exist, "network-unlock": lambda _: held.close()}
+                hooks: dict[str, Hook] = {"setup-namespaces": namespaces_exist, "network-unlock": lambda _: held.close()}
+                if before_resume is not None:
+                    hooks["pre-resume"] = lambda _: before_resume(begun[0].pid)
                 answer = worker.ask(rpc.RESTORE, options, hooks)
                 if not answer.success:
                     raise _failure("restore", log_dir / "restore.log", answer, worker.stderr())

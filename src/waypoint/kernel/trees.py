@@ -18,6 +18,7 @@ __all__ = [
     "changed_since",
     "copy_listed",
     "copy_tree",
+    "digest",
     "discard_tree",
     "fingerprint",
     "measure",
@@ -92,6 +93,30 @@ def changed_since(root: Path, since_ns: int, skip: str) -> bool:
                 elif entry.stat(follow_symlinks=False).st_ctime_ns > since_ns:
                     return True
     return False
+
+
+def digest(root: Path, skip: str) -> str:
+    """Of what the tree looks like to a program, wherever it lies: no inode numbers, no times of directories and nodes."""
+    found = blake2b(digest_size=16)
+    stack = [str(root)]
+    while stack:
+        directory = stack.pop()
+        with os.scandir(directory) as listing:
+            entries = sorted(listing, key=lambda entry: entry.name)
+        for entry in entries:
+            if (directory == str(root) and entry.name == skip) or entry.name.startswith("link_remap."):
+                continue
+            st = entry.stat(follow_symlinks=False)
+            regular = stat.S_ISREG(st.st_mode)
+            time_ns = st.st_mtime_ns if regular else 0
+            size = st.st_size if regular else 0
+            found.update(os.fsencode(os.path.relpath(entry.path, root)) + b"\0")
+            found.update(b"%d %d %d %d %d\n" % (st.st_mode, st.st_uid, st.st_gid, size, time_ns))
+            if entry.is_symlink():
+                found.update(os.fsencode(os.readlink(entry.path)) + b"\0")
+            if entry.is_dir(follow_symlinks=False):
+                stack.append(entry.path)
+    return found.hexdigest()
 
 
 def copy_tree(source: Path, target: Path) -> None:
