@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,4 +93,4 @@ def _write_table(page: Path, table: str) -> None:
     tail = rest.partition(end)[2]
     fresh = page.with_suffix(".new")
     fresh.write_text(f"{head}{begin}{table}{end}{tail}")
-    os.replace(fresh, page)
+    fresh.replace(page)

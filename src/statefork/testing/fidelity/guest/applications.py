@@ -143,7 +143,7 @@ class Numpy(Probe):
 
     def observe(self) -> object:
         digest = float(self.matrix.sum()), self.random.bit_generator.state["state"]["state"]
-        return digest, [thread.is_alive() for thread in self.threads], any(abs(r) > 1e-6 for r in sum(self.results, []))
+        return digest, [thread.is_alive() for thread in self.threads], any(abs(r) > 1e-6 for results in self.results for r in results)
 
     def perturb(self) -> None:
         self.matrix[3, 3] += 1
