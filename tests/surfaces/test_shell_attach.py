@@ -389,7 +389,9 @@ def test_less(host_session: Session) -> None:
     with shell(host_session) as screen:
         screen.wait_for(lambda shown: shown.startswith("30\n"))
         assert screen.settled() == before
-        screen.type("/400\r")
+        screen.type("/")
+        screen.wait_for(lambda shown: shown.splitlines()[-1] == "/")
+        screen.type("400\r")
         screen.wait_for(lambda shown: shown.startswith("400\n"))
         screen.type("q")
         prompt(screen)
@@ -411,7 +413,7 @@ def test_shell_without_bash(engine: Engine, tmp_path: Path, sessions: list[Sessi
         detach(screen)
     assert session.exec("echo $COLOUR").text == "blue\n"
     with shell(session) as screen:
-        prompt(screen)
+        screen.wait_for(lambda shown: shown.count("BusyBox") == 2 and shown.rstrip().endswith("#"))
         screen.type("exit\r")
         screen.wait_for("ended with 0")
     assert session.exec("pwd").text == "/tmp\n"

@@ -355,6 +355,7 @@ static void pump_output(struct command *c)
 static void tick(void)
 {
 	signal_late();
+	leave_nested();
 	for (int k = 0; k < n_commands; k++) {
 		struct command *c = commands[k];
 		c->quiet[0] = c->quiet[1] = 0;

@@ -426,6 +426,18 @@ static void start_exec(struct command *c)
 	shell_waiting = 0;
 }
 
+/* Nobody sits at the nested shell's prompt and a command waits: leave that shell as a person would, so that it gives the terminal back. */
+static void leave_nested(void)
+{
+	if (nested_shell <= 0 || current || terminals() || foreground() != nested_shell)
+		return;
+	for (int k = 0; k < n_commands; k++)
+		if (commands[k]->state == QUEUED) {
+			press("\003\004", 2);
+			return;
+		}
+}
+
 static void start_next(void)
 {
 	if (current || shell_pid <= 0)
@@ -438,8 +450,6 @@ static void start_next(void)
 			}
 			if (shell_waiting || editor_idle())
 				start_exec(commands[k]);
-			else if (nested_shell > 0 && !terminals() && foreground() == nested_shell)
-				kill(nested_shell, SIGHUP);
 			return;
 		}
 }
