@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -39,17 +40,21 @@ class Measure:
 
 
 def measure(root: Path, *, most_entries: int, most_bytes: int) -> Measure:
-    """Count entries and allocated bytes; stops, with `over` set, as soon as either limit is passed."""
+    """Count entries and allocated bytes; stops, with `over` set, as soon as either limit is passed.
+
+    The tree may be in use: what is removed while it is counted does not count.
+    """
     found = Measure()
     stack = [str(root)]
     while stack:
-        with os.scandir(stack.pop()) as entries:
+        with contextlib.suppress(FileNotFoundError), os.scandir(stack.pop()) as entries:
             for entry in entries:
                 found.entries += 1
                 if entry.is_dir(follow_symlinks=False):
                     stack.append(entry.path)
                 elif entry.is_file(follow_symlinks=False):
-                    found.size_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
+                    with contextlib.suppress(FileNotFoundError):
+                        found.size_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
                 if found.entries > most_entries or found.size_bytes > most_bytes:
                     found.over = True
                     return found
