@@ -145,7 +145,11 @@ class Engine:
             upper=None, init_pid=0, init_start=0, boot=self.boot, created=time.time(),
         )  # fmt: skip
         self.store.db.add_session(record)
-        self.store.paths.session(session).mkdir()
+        try:
+            self.store.paths.session(session).mkdir()
+        except OSError:
+            self.store.db.remove_session(session)
+            raise
         return record
 
     def fork(

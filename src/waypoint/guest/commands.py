@@ -6,13 +6,14 @@ ended simply connects again and goes on where it was; it never notices.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import time
 from collections.abc import Callable, Sequence
 from typing import BinaryIO, Protocol
 
-from waypoint.errors import Busy, ExecTimeout, KernelError, SessionDead, UsageError, WrongState
+from waypoint.errors import Busy, DiskFull, ExecTimeout, KernelError, SessionDead, UsageError, WrongState
 from waypoint.guest import frames
 from waypoint.guest.connection import Connection
 from waypoint.guest.feed import Feed
@@ -226,6 +227,8 @@ def _handle(link: Link, frame: Frame, request: Request, progress: _Progress) -> 
         message = frame.payload.decode(errors="replace")
         if message.startswith("no user"):
             raise UsageError(f"session {link.session}: {message}", session=link.session)
+        if message.endswith(os.strerror(errno.ENOSPC)):
+            raise DiskFull(f"session {link.session}: {message}; the session goes on", session=link.session)
         raise KernelError(f"session {link.session}: {message}", session=link.session)
 
 

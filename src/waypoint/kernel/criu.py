@@ -29,6 +29,7 @@ _NEWNET = 0x40000000
 _GHOST_LIMIT = 0xFFFF_FFFF
 """Deleted files that are still open are saved whole: CRIU's own default refuses those over 1 MiB."""
 _LOG_LEVEL = 2
+_NO_SPACE = 256 << 10
 LINK_PREFIX = "link_remap."
 """CRIU's names, in the session, for open files whose own name is gone while another is left; it removes them after the dump."""
 
@@ -238,7 +239,9 @@ def _failure(
     errors = [line for line in lines if "Error" in line and "RLIMIT_NOFILE" not in line]
     quoted = "\n".join(errors[-8:]) or stderr or answer.cr_errmsg or os.strerror(answer.cr_errno)
     alive = "; the session goes on untouched" if verb == "dump" else ""
-    if "No space left on device" in quoted or answer.cr_errno == errno.ENOSPC:
+    disk = os.statvfs(log.parent)
+    full = disk.f_bavail * disk.f_frsize < _NO_SPACE  # then the log may be cut off before it says so
+    if "No space left on device" in quoted or answer.cr_errno == errno.ENOSPC or full:
         return DiskFull(f"criu {verb} ran out of disk space{alive}:\n{quoted}", log=str(log))
     if init_pid is not None:
         refusal = _refusal(init_pid, "\n".join(errors), quoted)

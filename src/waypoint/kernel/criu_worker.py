@@ -8,6 +8,7 @@ dies, the kernel lets the tree go on, and what CRIU had forked goes with its pro
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -16,7 +17,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from waypoint.errors import CriuError
+from waypoint.errors import CriuError, DiskFull
 from waypoint.kernel import criu_rpc_pb2 as rpc
 
 __all__ = ["Hook", "Worker"]
@@ -102,7 +103,7 @@ class Worker:
         if data:
             return data
         self._kill_group()
-        raise CriuError(f"criu ended without an answer: {self.stderr() or 'no output'}")
+        raise self._no_answer("no output")
 
     def _kill_group(self) -> None:
         """The worker has ended and is not reaped yet, so the number of its group is still its own."""
@@ -120,4 +121,10 @@ class Worker:
             self._socket.send(request.SerializeToString())
         except OSError as error:
             self._kill_group()
-            raise CriuError(f"criu ended without an answer: {self.stderr() or error.strerror}") from error
+            raise self._no_answer(str(error)) from error
+
+    def _no_answer(self, cause: str) -> CriuError | DiskFull:
+        said = self.stderr()
+        if os.strerror(errno.ENOSPC) in said:
+            return DiskFull(f"no space left on the store's disk; nothing was lost: {said}")
+        return CriuError(f"criu ended without an answer: {said or cause}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from waypoint.errors import KernelError
+from waypoint.errors import DiskFull, KernelError
 from waypoint.kernel import processes, tools
 from waypoint.model import Process
 
@@ -116,5 +117,7 @@ def start_init(
     if child.returncode != 0 or complaint or not said.strip():
         if "idmap refused" in complaint:
             raise IdmapRefused(complaint)
+        if os.strerror(errno.ENOSPC) in complaint:
+            raise DiskFull(f"no space for a new session: {complaint}; nothing was lost")
         raise KernelError(f"the session could not be started: {complaint or f'launcher ended in {child.returncode}'}")
     return processes.identify(int(said))

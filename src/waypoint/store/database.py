@@ -17,6 +17,7 @@ from typing import Any
 from waypoint.errors import DiskFull, Exists, NotFound, StoreError
 from waypoint.model import BaseRecord, Capture, Limits, SessionRecord, SnapshotRecord, Spec, StartState
 from waypoint.store.find import FORMAT_VERSION, find_rows
+from waypoint.store.reserve import Reserve
 
 __all__ = ["FORMAT_VERSION", "Database"]
 
@@ -91,13 +92,16 @@ class Database:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._local = threading.local()
+        self._reserve = Reserve(path.with_name("reserve"))
         self._create_or_check()
+        self._reserve.keep()
 
     # -- connections ------------------------------------------------------------------------------------------------
 
     def _connection(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
+            self._reserve.spend()
             connection = sqlite3.connect(self._path, timeout=30, isolation_level=None)
             connection.row_factory = sqlite3.Row
             connection.execute("PRAGMA journal_mode=WAL")
@@ -114,16 +118,21 @@ class Database:
             self._local.connection = None
 
     @contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
+    def write(self, *, must: bool = False) -> Iterator[sqlite3.Connection]:
+        """One transaction. `must`: it frees space or completes what is done already; it may have the store's reserve."""
         connection = self._connection()
+        if must and self._reserve.spend():
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")  # the log can begin anew then, in the space that it has
         try:
-            connection.execute("BEGIN IMMEDIATE")
             try:
+                connection.execute("BEGIN IMMEDIATE")
                 yield connection
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-            connection.execute("COMMIT")
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:  # a full disk may have ended it already
+                    connection.execute("ROLLBACK")
+            if must:
+                self._reserve.keep()
         except sqlite3.OperationalError as error:
             if "full" in str(error):
                 raise DiskFull(f"the store's disk is full; nothing was changed: {error}") from error
@@ -164,7 +173,7 @@ class Database:
             return cursor.lastrowid
 
     def forget_layers(self, layers: list[int]) -> None:
-        with self.write() as connection:
+        with self.write(must=True) as connection:
             connection.executemany("DELETE FROM layers WHERE id=?", [(layer,) for layer in layers])
 
     def name_layer(self, layer: int, purpose: str) -> None:
@@ -227,7 +236,7 @@ class Database:
         return {str(row[0]) for row in rows}
 
     def remove_base(self, base: str) -> None:
-        with self.write() as connection:
+        with self.write(must=True) as connection:
             connection.execute("DELETE FROM bases WHERE id=?", (base,))
 
     # -- sessions ---------------------------------------------------------------------------------------------------
@@ -267,7 +276,7 @@ class Database:
             raise Exists(f"a session named {columns.get('name')} exists already", name=columns.get("name")) from error
 
     def remove_session(self, session: str) -> None:
-        with self.write() as connection:
+        with self.write(must=True) as connection:
             connection.execute("DELETE FROM sessions WHERE id=?", (session,))
             connection.execute("DELETE FROM endings WHERE session=?", (session,))
 
@@ -310,12 +319,12 @@ class Database:
         return None if row is None else Ending(json.loads(row["snapshot"])["id"], row["frozen_ns"])
 
     def drop_ending(self, session: str) -> None:
-        with self.write() as connection:
+        with self.write(must=True) as connection:
             connection.execute("DELETE FROM endings WHERE session=?", (session,))
 
     def complete_ending(self, session: str) -> None:
         """The session's processes are gone: from now on the snapshot exists, and the session is paused at it."""
-        with self.write() as connection:
+        with self.write(must=True) as connection:
             found = connection.execute("SELECT snapshot FROM endings WHERE session=?", (session,)).fetchone()
             row = json.loads(found["snapshot"])
             _insert_snapshot(connection, row)
@@ -358,12 +367,12 @@ class Database:
 
     def reparent(self, snapshot: str, parent: str | None) -> None:
         """Children of `snapshot` become children of `parent`: a snapshot's layers and image need no ancestor."""
-        with self.write() as connection:
+        with self.write(must=True) as connection:
             connection.execute("UPDATE snapshots SET parent=? WHERE parent=?", (parent, snapshot))
 
     def remove_snapshots(self, snapshots: list[str]) -> None:
         """Children first; sessions that grew out of one of them keep running with no parent."""
-        with self.write() as connection:
+        with self.write(must=True) as connection:
             for snapshot in snapshots:
                 connection.execute("UPDATE sessions SET snapshot=NULL WHERE snapshot=?", (snapshot,))
                 connection.execute("UPDATE sessions SET undo=NULL WHERE undo=?", (snapshot,))
