@@ -66,14 +66,15 @@ _REPORT = r"""\command printf '\0%s:%s %s\0' {token} "$?" "$PWD" >&8; \command p
 
 _ECHO = r"\command printf '\0%s:\0' {token} >&8" + "\n"
 
-# Signals everything below the shell that began since the command did, but for the jobs that were there before.
+# Signals everything below the shell that began since the command did, but for the jobs that were there before, and
+# interrupts the shell itself. It stands still meanwhile, or it would go on to the next command when a program is gone.
 _SIGNAL = r"""
 signal=$1 shell=$2 since=$3 spare=" $4 "; all=
 for d in /proc/[0-9]*; do
   read -r s 2>/dev/null <"$d/stat" || continue
   s=${s##*) }; set -- $s; all="$all ${d#/proc/}:$2:${20}"
 done
-todo=$shell
+kill -STOP "$shell"; todo=$shell
 while [ -n "$todo" ]; do
   next=
   for parent in $todo; do for one in $all; do
@@ -85,7 +86,7 @@ while [ -n "$todo" ]; do
   done; done
   todo=$next
 done
-if [ "$signal" = INT ]; then kill -INT "$shell"; fi
+kill -INT "$shell"; kill -CONT "$shell"
 """
 
 
