@@ -34,7 +34,8 @@ _BUILT_IN = {
     "criu": ("criu",),
     "hybrid": ("hybrid",),
     "gvisor": ("gvisor",),
-    "microvm": ("qemu", "firecracker"),
+    "qemu": ("qemu",),
+    "firecracker": ("firecracker",),
 }
 """Our own modules, and what their methods' names begin with: to make one environment only one of them is imported."""
 

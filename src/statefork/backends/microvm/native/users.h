@@ -1,0 +1,1 @@
+../../../../waypoint/guest/native/users.h
