@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import mkdtemp
 
 from waypoint.build.base import Base
 from waypoint.build.dockerfile import build_dockerfile
@@ -31,13 +32,15 @@ def base_from_rootfs(
         if known.kind in ("tarball", "image-archive") and known.source == key:
             return known
     with store.operation():
-        staging = store.paths.bases / f".{_id(key)}"
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir()
+        staging = Path(mkdtemp(prefix=f".{_id(key)}.", dir=store.paths.bases))
+        staging.chmod(0o755)
         try:
             made = unpack_tarball(source, staging, on_progress=on_progress)
             final = store.paths.base(_id(key))
-            staging.rename(final)
+            if final.exists():  # somebody unpacked the same file meanwhile, or a crash came between this and the row
+                shutil.rmtree(staging)
+            else:
+                staging.rename(final)
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
             raise

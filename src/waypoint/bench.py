@@ -64,10 +64,11 @@ def measure(
             say(f"round {i + 1} of {rounds}")
             _round(session, samples, i)
     finally:
+        tree = session.record.tree
         for record in engine.sessions():
-            if record.tree == session.record.tree and record.id != session.id:
+            if record.tree == tree:
                 engine.session(record.id).remove()
-        session.remove()
+        engine.drop_snapshots([record.id for record in reversed(engine.snapshots(tree))])
     figures = [_figure(what, values) for what, values in samples.items()]
     return {
         "figures": [asdict(figure) for figure in figures],
