@@ -31,7 +31,7 @@ PROGRAM = "qemu-system-x86_64"
 _QMP, _AGENT = "qmp.socket", "agent.socket"
 _NOTE, _LOG, _CONSOLE = "machine.json", "qemu.log", "console.log"
 _START_TIMEOUT = 60.0
-_ATTACH_TIMEOUT = 5.0
+_ATTACH_TIMEOUT = 3.0
 _DISK = "disk"
 
 _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
@@ -163,10 +163,10 @@ class QemuMachine(Machine):
         """QEMU takes one client at a time: a second one is let in, but never answered."""
         try:
             self._monitor = Monitor(connected_socket(self.directory, _QMP), f"machine {self.directory.name}", timeout)
-        except (OSError, SessionDead) as error:
-            raise KernelError(f"QEMU did not come up: {self._process.said() or error}") from error
         except TimeoutError as error:
             raise Busy(f"machine {self.directory.name} is in use by another client, or hangs") from error
+        except (OSError, SessionDead) as error:
+            raise KernelError(f"QEMU did not come up: {self._process.said() or error}") from error
 
     def connect(self, timeout: float) -> socket.socket:
         held, self._agent = self._agent, None

@@ -37,7 +37,7 @@ _OPTIONS = (
     "-E",
     "lazy_itable_init=1,nodiscard,root_owner=0:0",
 )
-_OVERLAY = 'mount -t overlay -o "lowerdir=$1" overlay "$2" && shift && exec mke2fs "$@"'
+_OVERLAY = 'mount -t overlay -o "lowerdir=$1" overlay "$2" && shift 2 && exec mke2fs "$@"'
 
 
 @dataclass(frozen=True, slots=True)
