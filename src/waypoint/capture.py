@@ -21,7 +21,7 @@ from waypoint.errors import DiskFull, NotFound, WaypointError
 from waypoint.guest import frames
 from waypoint.guest.connection import connect
 from waypoint.guest.layer import PRIVATE
-from waypoint.kernel import aliases, cgroups, criu, inspect, obstacles, processes, trees
+from waypoint.kernel import aliases, cgroups, criu, inspect, obstacles, processes, socket_names, trees
 from waypoint.manifest import describe_session
 from waypoint.model import BaseRecord, Capture, Process, SessionRecord, SnapshotRecord
 from waypoint.store import locks
@@ -49,6 +49,7 @@ class _Sealing:
     print: str = ""
     manifest: dict[str, Any] = field(default_factory=dict)
     record: SnapshotRecord | None = None
+    renamed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ def take(
 
         def when_frozen() -> None:
             _seal(store, session, sealing, end_session, busy, stack)
+            sealing.renamed = socket_names.present_names(init.pid)
 
         def while_frozen() -> None:
             sealing.manifest = describe_session(init.pid, session.spec.idmap, shell, filtered=session.spec.seccomp)
@@ -105,6 +107,8 @@ def take(
             faults.point("snapshot-frozen")
 
         def before_release() -> None:
+            if sealing.renamed:
+                socket_names.rewrite_names(staging, sealing.renamed)
             if sealing.new_layer is not None and criu.has_remaps(staging):
                 trees.carry_links(upper, store.paths.upper(sealing.new_layer), criu.LINK_PREFIX)
             if ends:

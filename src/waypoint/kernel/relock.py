@@ -15,13 +15,13 @@ from pathlib import Path
 
 from waypoint.kernel.inject import Injection
 from waypoint.kernel.processes import namespace_pids
+from waypoint.kernel.wire_format import messages, signed, unpack
 
 __all__ = ["relock"]
 
 _FCNTL = 72
 _POSIX = 1
 _FLOCK = struct.Struct("=hhxxxxqqixxxx")
-_MAGICS = 8
 
 
 def relock(init_pid: int, images: Path) -> None:
@@ -42,27 +42,11 @@ def relock(init_pid: int, images: Path) -> None:
 
 
 def _saved_locks(images: Path) -> list[tuple[int, ...]]:
-    """(flag, type, pid, fd, start, length) of each lock in CRIU's image: protobuf messages of six integers."""
-    try:
-        data = (images / "filelocks.img").read_bytes()[_MAGICS:]
-    except FileNotFoundError:
-        return []
+    """(flag, type, pid, fd, start, length) of each lock in CRIU's image, whose fields are numbered in this order."""
     found = []
-    while data:
-        size = int.from_bytes(data[:4], "little")
-        fields, body = [0] * 6, data[4 : 4 + size]
-        while body:
-            key, body = body[0] >> 3, body[1:]
-            value, shift = 0, 0
-            while True:
-                byte, body = body[0], body[1:]
-                value |= (byte & 127) << shift
-                shift += 7
-                if byte < 128:
-                    break
-            fields[key - 1] = value - (1 << 64) if value >= 1 << 63 else value
-        found.append(tuple(fields))
-        data = data[4 + size :]
+    for message in messages(images / "filelocks.img"):
+        fields = dict(unpack(message))
+        found.append(tuple(signed(value) for number in range(1, 7) if isinstance(value := fields[number], int)))
     return found
 
 
