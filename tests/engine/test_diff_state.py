@@ -34,7 +34,7 @@ def test_processes_variables_directory_and_ports(engine: Engine, host_session: S
     before = host_session.snapshot()
     do(
         host_session,
-        f'{sys.executable} -c "{SERVER}" & kill %2; wait %2; export CHANGES=2 COMES="a b"; unset GOES; cd /usr; true',
+        f'python3 -c "{SERVER}" & kill %2; wait %2; export CHANGES=2 COMES="a b"; unset GOES; cd /usr; true',
     )
     wait_for_port(host_session)
     after = host_session.snapshot().id if taken else host_session.id
