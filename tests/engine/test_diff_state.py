@@ -33,7 +33,7 @@ def test_processes_variables_directory_and_ports(engine: Engine, host_session: S
     before = host_session.snapshot()
     do(
         host_session,
-        f'python3 -c "{SERVER}" & kill %2; wait %2; export CHANGES=2 COMES="a b"; unset GOES; cd /usr; true',
+        f'/usr/bin/python3 -c "{SERVER}" & kill %2; wait %2; export CHANGES=2 COMES="a b"; unset GOES; cd /usr; true',
     )
     wait_for_port(host_session)
     after = host_session.snapshot().id if taken else host_session.id
@@ -48,11 +48,11 @@ def test_processes_variables_directory_and_ports(engine: Engine, host_session: S
     assert [(c.status, c.address) for c in found.listening] == [("added", "tcp 127.0.0.1:8123")]
     assert found.shell == "differs"
     processes = {(c.status, c.argv[0:2]) for c in found.processes if c.status != "changed"}
-    assert processes == {("removed", ("sleep", "1002")), ("added", ("python3", "-c"))}
+    assert processes == {("removed", ("sleep", "1002")), ("added", ("/usr/bin/python3", "-c"))}
     changed = [c for c in found.processes if c.status == "changed"]
     assert [c.detail for c in changed] == ["cwd / → /usr"]
     back = compare(engine, after, before.id)
-    assert {c.status for c in back.processes if c.argv[0] == "python3"} == {"removed"}
+    assert {c.status for c in back.processes if c.argv[0] == "/usr/bin/python3"} == {"removed"}
 
 
 def test_a_process_that_became_another(engine: Engine, session: Session) -> None:
