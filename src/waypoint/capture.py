@@ -21,9 +21,10 @@ from waypoint.errors import DiskFull, NotFound, WaypointError
 from waypoint.guest import frames
 from waypoint.guest.connection import connect
 from waypoint.guest.layer import PRIVATE
-from waypoint.kernel import aliases, cgroups, criu, inspect, obstacles, processes, socket_names, trees
+from waypoint.kernel import aliases, cgroups, criu, inspect, obstacles, processes, socket_names, trees, typed
 from waypoint.manifest import describe_session
 from waypoint.model import BaseRecord, Capture, Process, SessionRecord, SnapshotRecord
+from waypoint.reapply import TYPED
 from waypoint.store import locks
 from waypoint.store.store import Store
 from waypoint.verify import FILES, file_digest
@@ -50,6 +51,7 @@ class _Sealing:
     manifest: dict[str, Any] = field(default_factory=dict)
     record: SnapshotRecord | None = None
     renamed: dict[str, str] = field(default_factory=dict)
+    typed: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,9 @@ def take(
         def when_frozen() -> None:
             _seal(store, session, sealing, end_session, busy, stack)
             sealing.renamed = socket_names.present_names(init.pid)
+            sealing.typed = typed.take_typed(init.pid)
+            if sealing.typed:
+                stack.callback(typed.type_again, init.pid, sealing.typed)
 
         def while_frozen() -> None:
             sealing.manifest = describe_session(init.pid, session.spec.idmap, shell, filtered=session.spec.seccomp)
@@ -314,6 +319,8 @@ def _record(
     pinned: bool,
 ) -> SnapshotRecord:
     manifest = sealing.manifest
+    if sealing.typed:
+        manifest[TYPED] = sealing.typed.hex()
     manifest[FILES] = file_digest(store.paths.upper(sealing.layers[0]))
     if sealing.print:
         manifest["upper_print"] = sealing.print

@@ -7,12 +7,14 @@ from pathlib import Path
 from waypoint.errors import VerifyFailed
 from waypoint.kernel.forgotten import read_forgotten, write_forgotten
 from waypoint.kernel.relock import relock
+from waypoint.kernel.typed import type_again
 from waypoint.model import Process, SnapshotRecord
 
-__all__ = ["LOST", "collect", "reapply"]
+__all__ = ["LOST", "TYPED", "collect", "reapply"]
 
 LOST = "lost"
-"""The manifest's key."""
+TYPED = "typed"
+"""The manifest's keys."""
 
 collect = read_forgotten
 
@@ -24,6 +26,8 @@ def reapply(init: Process, snapshot: SnapshotRecord, images: Path) -> None:
         relock(init.pid, images)
     except OSError as error:
         problems.append(f"a record lock on a mapped file: {error.strerror}")
+    if TYPED in snapshot.manifest:
+        type_again(init.pid, bytes.fromhex(snapshot.manifest[TYPED]))
     problems += write_forgotten(init.pid, snapshot.manifest.get(LOST) or [])
     if problems:
         raise VerifyFailed(

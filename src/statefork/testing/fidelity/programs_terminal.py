@@ -33,6 +33,7 @@ class PythonRepl(TerminalCase):
 class Vim(TerminalCase):
     kind, name, summary = "programs", "vim", "vim with an unsaved buffer and its undo history"
     programs, packages = ("vim",), ("vim",)
+    full_screen = True
     start = (
         ("rm -f /tmp/text; vim -u NONE -N -n /tmp/text\r", r"^~$"),
         ("ifirst line\rsecond line\x1b", r"^second line$"),
@@ -52,6 +53,7 @@ class Vim(TerminalCase):
 class Less(TerminalCase):
     kind, name, summary = "programs", "less", "less in the middle of a file, with a search"
     programs, packages = ("less",), ("less",)
+    full_screen = True
     start = (("seq 5000 | sed 's/^/line /' >/tmp/long; less /tmp/long\r", r"^line 1$"), ("/2345\r", r"\Aline 2345$"))
     spoil = (("q", r"here>$"), _CLEAR)
     use = (("\x0c", r"\Aline 2345$"), ("j", r"\Aline 2346$"), ("G", r"^line 5000$"), ("g", r"\Aline 1$"), ("q", r"here>$"))

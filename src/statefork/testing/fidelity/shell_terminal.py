@@ -20,6 +20,7 @@ class TerminalCase(Case):
     """Keys, and what the screen then shows; the last is the state itself."""
     spoil: tuple[tuple[str, str], ...]
     use: tuple[tuple[str, str], ...]
+    full_screen = False
 
     def setup(self, inside: Inside) -> None:
         with Terminal(inside.subject) as terminal:
@@ -33,13 +34,18 @@ class TerminalCase(Case):
 
     def perturb(self, inside: Inside) -> None:
         with Terminal(inside.subject) as terminal:
-            terminal.expect(self.start[-1][1])
+            self._attend(terminal)
             _type(terminal, self.spoil)
 
     def works(self, inside: Inside) -> None:
         with Terminal(inside.subject) as terminal:
-            terminal.expect(self.start[-1][1])
+            self._attend(terminal)
             _type(terminal, self.use)
+
+    def _attend(self, terminal: Terminal) -> None:
+        terminal.expect(self.start[-1][1])
+        if self.full_screen:
+            terminal.settle()
 
 
 def _type(terminal: Terminal, steps: tuple[tuple[str, str], ...]) -> None:

@@ -58,6 +58,11 @@ class Terminal:
         self._screen.resize(rows, columns)
         self._open.resize(rows, columns)
 
+    def settle(self, seconds: float = 0.25) -> None:
+        """Wait until nothing more is drawn: a full-screen program throws keys away while it draws itself anew."""
+        while data := self._open.receive(seconds):
+            self._stream.feed(data)
+
     def expect(self, pattern: str, timeout: float = 15.0) -> str:
         """Wait until the pattern is on the screen; returns what it matched."""
         deadline = time.monotonic() + timeout
