@@ -34,9 +34,7 @@ def test_confined_everywhere(engine: Engine, host_session: Session) -> None:
         assert "Read-only" in out(one, "echo 1 > /proc/sys/vm/swappiness")
         assert out(one, "head -c 1 /proc/kcore 2>/dev/null | wc -c") == "0\n"
         assert one.exec("mknod /tmp/disk b 8 0 || mount -t tmpfs t /mnt || unshare -U true").exit_code != 0
-        assert set(out(one, "ls /dev").split()) <= set(
-            ["fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero"]
-        )
+        assert set(out(one, "ls /dev").split()) <= {"fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero"}
         assert out(one, "ps ax -o args | grep -c [p]ytest") == "0\n"
         assert "No such file" in out(one, f"ls {engine.store.paths.home}")
         assert out(one, "ls -A /sys/class/net") == "lo\n"
