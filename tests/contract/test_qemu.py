@@ -16,6 +16,7 @@ from rootfs import busybox_rootfs
 from statefork import Environment, create_env_manager
 from statefork.backends.microvm.kernel import fetch_kernel
 from statefork.backends.microvm.qemu_disks import DEEPEST
+from statefork.backends.microvm.qemu_machine import QemuMachine
 from statefork.backends.microvm.vmm import machine_processes
 from statefork.backends.qemu import boot_machine, end_machine
 from statefork.errors import BuildError, Busy, HostUnsupported, NotFound, SessionDead, UsageError
@@ -156,6 +157,21 @@ class TestQemuOnly:
             result = fork.exec_command('cat /root/kept; echo "lost=$lost"; ps | grep -c "[s]leep 600"')
             assert (result.stdout, result.shell_restarted) == ("kept\nlost=\n0\n", True)
             assert fork.restore(fork.snapshot()).shell_restarted is False
+
+    def test_a_connection_that_a_snapshot_cuts(self, machine: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As Firecracker's vsock is: the shell is found again over a new connection, in the middle of nothing."""
+        monkeypatch.setattr(QemuMachine, "keeps_connection", False)
+        (fork,) = machine.fork()
+        with fork:
+            fork.exec_command("cd /tmp; kept=1; (while :; do echo noise; done) & job=$!")
+            for _ in range(3):
+                fork.snapshot()
+                result = fork.exec_command("kept=$((kept+1))", timeout=30)
+                assert (result.exit_code, result.cwd, result.shell_restarted) == (0, "/tmp", False)
+            fork.exec_command("kill $job; wait $job")
+            assert fork.exec_command("echo $kept").stdout == "4\n"
+            fork.restore(fork.snapshots()[-1].id)
+            assert fork.exec_command("kill $job; echo $kept", timeout=30).stdout.endswith("3\n")
 
     def test_a_machine_that_is_switched_off(self, machine: Environment) -> None:
         (fork,) = machine.fork()

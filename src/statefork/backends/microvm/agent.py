@@ -134,6 +134,12 @@ class Program:
             self._changed.notify_all()
         self._events.put(Ended(exit_code))
 
+    def renewed(self) -> None:
+        """The windows are wide open again on both sides."""
+        with self._changed:
+            self._credit, self._taken = wire.STDIN_WINDOW, 0
+            self._changed.notify_all()
+
     def started(self) -> None:
         """Wait until it runs. Raises: UsageError, NotFound, KernelError, SessionDead."""
         with self._changed:
@@ -164,28 +170,60 @@ class Agent:
         self._answers: SimpleQueue[tuple[int, bytes]] = SimpleQueue()
         self._asking = threading.Lock()
         self._reader: threading.Thread | None = None
+        self._replaced = False
 
     def greet(self, timeout: float, keep: int = 0) -> Program | None:
         """Bring both sides in step, set the machine's clock, and mix something new into its random state.
 
         `keep` is the channel of a program to go on with; gives it back if it still runs. Raises SessionDead.
         """
+        rest, kept = self._say_hello(timeout, keep)
+        program = None
+        if kept:
+            program = self._programs[keep] = Program(self, keep)
+            self._next = keep
+        self._start_reader(rest)
+        return program
+
+    def reconnect(self, connection: socket.socket, timeout: float, keep: int) -> None:
+        """Go on over another connection, where the VMM cut the first one. Only the program of `keep` goes on being heard.
+
+        Nothing else may be going on. Raises SessionDead.
+        """
+        assert self._reader is not None
+        self._replaced = True
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._reader.join()
+        self._replaced = False
+        self._connection.close()
+        self._connection = connection
+        rest, kept = self._say_hello(timeout, keep)
+        with self._lock:
+            programs = list(self._programs.values())
+        for program in programs:
+            if kept and program.channel == keep:
+                program.renewed()
+            else:
+                self.drop(program)
+                program.over(None)
+        self._start_reader(rest)
+
+    def _say_hello(self, timeout: float, keep: int) -> tuple[bytes, bool]:
         nonce = secrets.token_bytes(16)
         deadline = time.monotonic() + timeout
         self._connection.settimeout(timeout)
         try:
             self._connection.sendall(wire.PADDING + wire.hello(nonce, time.time_ns(), secrets.token_bytes(32), keep))
-            rest, kept = self._find(wire.hello_answer(nonce), deadline)
+            found = self._find(wire.hello_answer(nonce), deadline)
         except OSError as error:
             raise SessionDead(f"the machine's agent does not answer: {error.strerror or error}") from error
         self._connection.settimeout(None)
-        program = None
-        if kept:
-            program = self._programs[keep] = Program(self, keep)
-            self._next = keep
+        return found
+
+    def _start_reader(self, rest: bytes) -> None:
         self._reader = threading.Thread(target=self._read, args=(rest,), name="statefork-agent", daemon=True)
         self._reader.start()
-        return program
 
     def _find(self, answer: bytes, deadline: float) -> tuple[bytes, bool]:
         """Skip what an earlier client was sent; what follows the answer, and whether the channel was kept."""
@@ -306,6 +344,8 @@ class Agent:
                 buffer += piece
         except OSError:
             pass
+        if self._replaced:
+            return
         self.over.set()
         with self._lock:
             programs = list(self._programs.values())

@@ -32,6 +32,7 @@ __all__ = [
     "agent_path",
     "cache_directory",
     "counter_khz",
+    "elf_image",
     "fetch_kernel",
     "find_kernel",
     "initramfs",
@@ -47,6 +48,13 @@ _DRIVERS = {
     "serial": ("virtio_mmio", "virtio_blk", "virtio_console", "virtio_net"),
     "vsock": ("virtio_mmio", "virtio_blk", "vmw_vsock_virtio_transport", "virtio_net"),
 }
+_PACKED = (
+    (b"\x02\x21\x4c\x18", ["lz4", "-dc"]),
+    (b"\x28\xb5\x2f\xfd", ["zstd", "-dcq"]),
+    (b"\xfd7zXZ\x00", ["xz", "-dcq"]),
+    (b"\x1f\x8b\x08", ["gzip", "-dcq"]),
+)
+"""How a kernel's packed part begins, and what unpacks it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +137,30 @@ def initramfs(kernel: Kernel, transport: str) -> Path:
             fresh.write_bytes(_archive(agent, _drivers(kernel, transport)))
             fresh.replace(target)
     return target
+
+
+def elf_image(kernel: Kernel) -> Path:
+    """As Firecracker wants it: not compressed. A kernel that is gets unpacked, once."""
+    head = kernel.image.read_bytes()
+    if head.startswith(b"\x7fELF"):
+        return kernel.image
+    key = hashlib.sha256(head).hexdigest()[:16]
+    target = cache_directory() / "boot" / f"vmlinux-{key}"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for magic, argv in _PACKED:
+        at = head.find(magic)
+        while at >= 0:
+            # What follows the packed kernel makes the tool complain; what it wrote until then is whole.
+            found = run_program(argv, timeout=120, stdin=head[at:], keep_bytes=1 << 30).stdout
+            if found.startswith(b"\x7fELF"):
+                fresh = target.with_name(f".{target.name}.{os.getpid()}")
+                fresh.write_bytes(found)
+                fresh.replace(target)
+                return target
+            at = head.find(magic, at + 1)
+    raise HostUnsupported(f"{kernel.image} holds no kernel that could be unpacked; give an ELF file (vmlinux)")
 
 
 def _drivers(kernel: Kernel, transport: str) -> list[tuple[str, bytes]]:

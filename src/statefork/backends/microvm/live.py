@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import IO
 
+from statefork.backends.gate import Gate
 from statefork.backends.microvm.agent import Agent, Ended, Output, Program
 from statefork.backends.microvm.vmm import Machine, Saved
 from statefork.backends.output import OutputRecord
@@ -34,6 +35,8 @@ BROUGHT_BACK = (
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LIST_TIMEOUT = 10.0
 _SYNC_TIMEOUT = 10.0
+_RUN_TIMEOUT = 30.0
+"""How long a snapshot waits for programs of `run` to end, where they would not outlive it."""
 _AFTER_KILL = 5.0
 _PIECE = 1 << 16
 
@@ -106,6 +109,7 @@ class MicroVmLive(Live):
         self._kept = kept
         self._channel = 0
         self._executing = False
+        self._gate = Gate()
         self._adopted_busy = kept is not None and note is not None and note.busy
         adopted = note.state if kept is not None and note is not None else None
         self._shell = PersistentShell(self._open_channel, self._aside, self._stage, self._dead, adopted)
@@ -127,6 +131,10 @@ class MicroVmLive(Live):
             super().ready(timeout)
 
     def run(self, request: RunRequest) -> ExecResult:
+        with contextlib.nullcontext() if self._machine.keeps_connection else self._gate.passing():
+            return self._run(request)
+
+    def _run(self, request: RunRequest) -> ExecResult:
         env = {**self._env, **request.env}
         deadline = None if request.timeout is None else time.monotonic() + request.timeout
         program = self._agent.start(request.argv, env, self._start.user, request.cwd or self._start.workdir)
@@ -160,8 +168,7 @@ class MicroVmLive(Live):
             self._agent.sync(_SYNC_TIMEOUT)
             processes = self._agent.processes(_LIST_TIMEOUT)
         busy, state = self._executing, self._shell.state
-        saved = self._machine.save(place.directory, memory=True)
-        self._agent.set_clock()
+        saved = self._save(place, memory=True)
         shell = ShellNote(state, self._channel, busy) if state is not None and state.pid else None
         return Captured(
             handle=Stored(saved, self._start, shell),
@@ -177,10 +184,9 @@ class MicroVmLive(Live):
         """What is still in the guest's memory has to be on its disk first, and nothing may change until it is stored."""
         self._agent.freeze(True)
         try:
-            saved = self._machine.save(place.directory, memory=False)
+            saved = self._save(place, memory=False)
         finally:
             self._agent.freeze(False)
-        self._agent.set_clock()
         return Captured(
             handle=Stored(saved, self._start, None),
             captured=(Capability.FILES,),
@@ -188,6 +194,17 @@ class MicroVmLive(Live):
             files_bytes=saved.files_bytes,
             paused_ms=saved.paused_ms,
         )
+
+    def _save(self, place: Place, *, memory: bool) -> Saved:
+        if self._machine.keeps_connection:
+            saved = self._machine.save(place.directory, memory=memory)
+            self._agent.set_clock()
+            return saved
+        with self._gate.alone(_RUN_TIMEOUT):
+            try:
+                return self._machine.save(place.directory, memory=memory)
+            finally:
+                self._agent.reconnect(self._machine.connect(_LIST_TIMEOUT), _LIST_TIMEOUT, self._channel)
 
     def suspend(self) -> None:
         self._machine.stand_still()

@@ -20,7 +20,15 @@ from pathlib import Path
 
 from statefork.errors import KernelError, StoreError
 
-__all__ = ["PAGE", "read_differences", "save_differences", "save_whole", "sparse_copy", "stored_bytes"]
+__all__ = [
+    "PAGE",
+    "overlay_data",
+    "read_differences",
+    "save_differences",
+    "save_whole",
+    "sparse_copy",
+    "stored_bytes",
+]
 
 PAGE = 4096
 _STEP = 256
@@ -174,16 +182,27 @@ def _write_changed(descriptor: int, first: int, data: bytes, before: bytes | Non
 def sparse_copy(source: Path, target: Path) -> None:
     """Holes stay holes; where the file system can share blocks between files, they are shared."""
     with open(source, "rb") as old, open(target, "wb") as new:
-        size = os.fstat(old.fileno()).st_size
-        os.ftruncate(new.fileno(), size)
-        at = 0
-        while at < size:
-            try:
-                begin = os.lseek(old.fileno(), at, os.SEEK_DATA)
-            except OSError:  # ENXIO: nothing but a hole follows
-                return
-            at = os.lseek(old.fileno(), begin, os.SEEK_HOLE)
-            _copy_range(old.fileno(), new.fileno(), begin, begin, at - begin)
+        os.ftruncate(new.fileno(), os.fstat(old.fileno()).st_size)
+        for begin, end in _data(old.fileno()):
+            _copy_range(old.fileno(), new.fileno(), begin, begin, end - begin)
+
+
+def overlay_data(source: Path, target: Path) -> None:
+    """Write what is not a hole in `source` over `target`: how Firecracker's diff snapshots are meant."""
+    with open(source, "rb") as changes, open(target, "r+b") as file:
+        for begin, end in _data(changes.fileno()):
+            _copy_range(changes.fileno(), file.fileno(), begin, begin, end - begin)
+
+
+def _data(descriptor: int) -> Iterator[tuple[int, int]]:
+    size, at = os.fstat(descriptor).st_size, 0
+    while at < size:
+        try:
+            begin = os.lseek(descriptor, at, os.SEEK_DATA)
+        except OSError:  # ENXIO: nothing but a hole follows
+            return
+        at = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        yield begin, at
 
 
 def _copy_range(source: int, target: int, read_at: int, write_at: int, length: int) -> None:

@@ -86,6 +86,8 @@ class Saved:
 
 class Machine(ABC):
     directory: Path
+    keeps_connection: bool = True
+    """False: the connection to the agent does not outlive a `save`, and has to be made anew."""
 
     @abstractmethod
     def connect(self, timeout: float) -> socket.socket:
