@@ -24,7 +24,10 @@ from statefork.backends.microvm.wire import Kind
 from statefork.errors import KernelError, NotFound, SessionDead, UsageError
 from statefork.model import Stream
 
-__all__ = ["Agent", "Ended", "Output", "Program"]
+__all__ = ["PATH", "Agent", "Ended", "Output", "Program"]
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""For programs, unless the image says otherwise."""
 
 _ANSWER_TIMEOUT = 30.0
 _GRANT_BYTES = wire.WINDOW // 4

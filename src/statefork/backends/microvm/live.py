@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from statefork.backends.gate import Gate
-from statefork.backends.microvm.agent import Agent, Ended, Output, Program
+from statefork.backends.microvm.agent import PATH, Agent, Ended, Output, Program
 from statefork.backends.microvm.vmm import Machine, Saved
 from statefork.backends.output import OutputRecord
 from statefork.backends.persistent_shell import WRAPPER, PersistentShell, ShellState
@@ -32,7 +32,6 @@ BROUGHT_BACK = (
 )
 """And the shell, unless it was not there when the state was stored."""
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LIST_TIMEOUT = 10.0
 _SYNC_TIMEOUT = 10.0
 _RUN_TIMEOUT = 30.0
@@ -105,7 +104,7 @@ class MicroVmLive(Live):
         self._agent = agent
         self._start = start
         self._owned = owned
-        self._env = {"PATH": _PATH, **dict(start.env)}
+        self._env = {"PATH": PATH, **dict(start.env)}
         self._kept = kept
         self._channel = 0
         self._executing = False
