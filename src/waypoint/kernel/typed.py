@@ -1,8 +1,8 @@
 """What a person has typed into the session's terminal and no program has read yet.
 
 While the terminal works by lines, unread input lies in the line buffer of the kernel. CRIU loses an unfinished line, and
-echoes whole lines a second time. So while the tree is frozen the buffer is emptied, and afterwards (in the live session, and in each restored
-one) the same bytes are typed again with the echo off. Input in raw mode is left to CRIU, which carries it.
+echoes whole lines a second time. So while the tree is frozen the buffer is emptied, and afterwards (in the live session, and
+in each restored one) the same bytes are typed again with the echo off. Input in raw mode is left to CRIU, which carries it.
 """
 
 from __future__ import annotations
