@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from waypoint import bringup, capture, faults
-from waypoint.errors import UsageError, WrongState
+from waypoint.errors import NotCapturable, UsageError, WrongState
 from waypoint.guest import commands, frames
 from waypoint.guest.connection import Connection, connect
-from waypoint.kernel import inspect
+from waypoint.kernel import inspect, own_tty
 from waypoint.manifest import shell_state
 from waypoint.model import BaseRecord, ExecResult, Process, SessionRecord, SnapshotRecord
 from waypoint.store import locks
@@ -231,10 +231,18 @@ class Session:
                 self._store, record, snapshot,
                 name=name, shell=shell, began=began, created=created, end_session=end_session,
             ).record  # fmt: skip
-        return capture.take(
-            self._store, self._store.db.base(record.base), record, snapshot,
-            name=name, shell=shell, began=began, created=created, lock=lock, end_session=end_session,
-        ).record  # fmt: skip
+        def take() -> SnapshotRecord:
+            return capture.take(
+                self._store, self._store.db.base(record.base), record, snapshot,
+                name=name, shell=shell, began=began, created=created, lock=lock, end_session=end_session,
+            ).record  # fmt: skip
+
+        try:
+            return take()
+        except NotCapturable:
+            if not own_tty.reopen_by_name(record.init_pid):
+                raise
+            return take()
 
     def _auto_snapshot(self) -> None:
         taken = self.snapshot()

@@ -9,7 +9,7 @@ import pytest
 from rootfs import busybox_rootfs
 from waypoint.bases import base_from_rootfs
 from waypoint.engine import Engine
-from waypoint.errors import ExecTimeout, NotCapturable
+from waypoint.errors import ExecTimeout
 from waypoint.session import Session
 
 
@@ -40,10 +40,10 @@ def test_plain_sh(engine: Engine, busybox: Path, sessions: list[Session]) -> Non
     assert session.exec("echo [$X]").stdout == b"[]\n"
 
 
-def test_an_open_dev_tty_is_refused_by_name(session: Session) -> None:
-    session.exec("V=live; exec 3</dev/tty")
-    with pytest.raises(NotCapturable, match="/dev/tty"):
-        session.snapshot()
-    session.exec("exec 3<&-")
-    session.restore(session.snapshot().id)
-    assert session.exec("echo $V").stdout == b"live\n"
+def test_an_open_dev_tty_is_held_by_its_name(session: Session) -> None:
+    session.exec("V=live; exec 3<>/dev/tty; (exec 4>/dev/tty; exec sleep 1000) & :")
+    taken = session.snapshot()
+    assert session.exec("readlink /proc/$$/fd/3").stdout == b"/dev/pts/0\n"
+    session.exec("V=; exec 3<&-; kill %1")
+    session.restore(taken.id)
+    assert session.exec("echo $V; [ -t 3 ] && echo text >&3; readlink /proc/$!/fd/4").stdout == b"live\n/dev/pts/0\n"

@@ -13,7 +13,7 @@ from statefork.testing.fidelity import Backend, Case, Result, Verdict, all_cases
 from statefork.testing.fidelity.waypoint import CAPABILITIES, opener
 
 CASES = {f"{case.kind}/{case.name}": case for case in all_cases()}
-NOT_CLAIMED = {"programs/sqlite-rollback", "files/inode-numbers"}
+NOT_CLAIMED = {"programs/sqlite-rollback", "files/inode-numbers", "shell/nested-job-control"}
 """What Waypoint does not promise; anything else that it does not claim is a mistake."""
 
 pytestmark = pytest.mark.timeout(900)

@@ -23,6 +23,7 @@ def find_losses(init_pid: int, *, filtered: bool) -> list[str]:
     for pid in namespace_pids(init_pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             found += _semaphores(pid)
+            found += _nested_terminal(pid)
             if not filtered:
                 found += _sealed(pid)
     if not filtered:
@@ -59,6 +60,18 @@ def _semaphores(pid: int) -> list[str]:
                         inside = _inside(pid)
                         found.append(f"that eventfd {name} of process {inside} is a semaphore: it comes back as a counter")
     return found
+
+
+def _nested_terminal(pid: int) -> list[str]:
+    """CRIU gives a terminal to the leader of its session only; a shell below it cannot move jobs about any more."""
+    with open(f"/proc/{pid}/stat", "rb") as stat:
+        words = stat.read().rpartition(b")")[2].split()
+    session, terminal, foreground, group = (int(words[index]) for index in (3, 4, 5, 2))
+    if pid == session or terminal == 0 or foreground != group:
+        return []
+    with open(f"/proc/{pid}/comm") as comm:
+        name = comm.read().strip()
+    return [f"the controlling terminal of process {_inside(pid)} ({name}): job control and /dev/tty inside it end"]
 
 
 def _sealed(pid: int) -> list[str]:

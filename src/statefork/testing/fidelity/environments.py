@@ -19,7 +19,7 @@ from statefork.testing.fidelity.subject import Channel, Options
 
 __all__ = ["EnvironmentSubject", "environment_backend"]
 
-_OF_A_MACHINE = frozenset({"network", "ipc", "inodes"})
+_OF_A_MACHINE = frozenset({"network", "ipc", "inodes", "controlling-terminal"})
 """What a whole machine brings back and StateFork has no word of its own for."""
 
 

@@ -111,6 +111,24 @@ class NestedShell(TerminalCase):
     use = (("echo $PWD $depth\r", r"^/usr 2$"), ("exit\r", r"^exit\nhere>$"), ("echo back at $SHLVL\r", r"^back at 1$"))
 
 
+class NestedJobControl(NestedShell):
+    """Only the first process of a terminal session gets the terminal back as its controlling one."""
+
+    name, summary = "nested-job-control", "job control in a shell in the shell"
+    needs = NEEDS | {"controlling-terminal"}
+    use = (("sleep 100\r", r"sleep 100$"), ("\x1a", r"Stopped"), ("jobs; kill %1\r", r"Stopped.*sleep 100"))
+
+
+class NestedDash(TerminalCase):
+    """It holds /dev/tty open, which CRIU does not carry."""
+
+    name, summary = "nested-dash", "another shell in the shell, which holds /dev/tty open"
+    programs, packages = ("dash",), ("dash",)
+    start = (("PS1='dash> ' ENV= dash -i\r", r"^dash>$"), ("kept=7; clear; echo in dash\r", r"^in dash\ndash>$"))
+    spoil = (("exit\r", r"^here>$"),)
+    use = (("echo is $((kept + 1))\r", r"^is 8$"), ("exit\r", r"^here>$"))
+
+
 class OtherUser(TerminalCase):
     name, summary = "su-to-another-user", "su to another user"
     programs, packages = ("su",), ("util-linux",)
@@ -199,5 +217,7 @@ CASES: tuple[Case, ...] = (
     TypedAhead(),
     CtrlZ(),
     NestedShell(),
+    NestedJobControl(),
+    NestedDash(),
     OtherUser(),
 )
