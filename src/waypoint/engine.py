@@ -13,11 +13,11 @@ from pathlib import Path
 
 from waypoint import bringup, faults
 from waypoint.ending import resolve
-from waypoint.errors import HasChildren, HostUnsupported, KernelError, NotFound, WaypointError
+from waypoint.errors import HasChildren, HostUnsupported, KernelError, NotFound, WaypointError, WrongState
 from waypoint.guest.commands import BASIC_ENVIRONMENT
 from waypoint.guest.layer import build_guest_layer, guest_files
 from waypoint.hostroot import host_base, mask_host
-from waypoint.kernel import capabilities, processes, syscalls, tools, trees
+from waypoint.kernel import capabilities, processes, syscalls, tools
 from waypoint.kernel.launch import ID_BASE
 from waypoint.kernel.network import resolv_conf
 from waypoint.model import BaseRecord, Capture, Limits, Network, Process, SessionRecord, SnapshotRecord, Spec
@@ -67,7 +67,12 @@ class Engine:
 
     def resolved(self, session: str) -> SessionRecord:
         """The record, with whatever a killed caller left half done completed or dropped. The caller holds its lock."""
-        return resolve(self.store, self.store.db.session(session), self.boot)
+        record = resolve(self.store, self.store.db.session(session), self.boot)
+        if record.state == "creating":
+            raise WrongState(
+                f"session {session} is being made; if whoever was making it is gone, `waypoint gc` removes it", session=session
+            )
+        return record
 
     # -- making -----------------------------------------------------------------------------------------------------
 
@@ -257,7 +262,8 @@ class Engine:
             target = self.store.db.snapshot(key)
             children: dict[str | None, list[SnapshotRecord]] = {}
             for record in self.store.db.snapshots(target.tree):
-                children.setdefault(record.parent, []).append(record)
+                if not record.pinned:  # those belong to paused sessions, and move up the tree
+                    children.setdefault(record.parent, []).append(record)
             doomed = [target.id]
             for parent in doomed:
                 doomed += [child.id for child in children.get(parent, ())]
@@ -270,7 +276,7 @@ class Engine:
                 )
             held = {record.pause for record in self.store.db.sessions() if record.pause}
             if held & set(doomed):
-                raise WaypointError(f"snapshot {target.id} holds a paused session; resume or remove that session first")
+                raise WrongState(f"snapshot {target.id} holds a paused session; resume or remove that session first")
             self.drop_snapshots(doomed[::-1])
         return doomed
 
@@ -283,7 +289,7 @@ class Engine:
         self.store.db.remove_snapshots(snapshots)
         faults.point("drop-rows")
         for snapshot in snapshots:
-            trees.discard_tree(self.store.paths.image(snapshot))
+            self.store.discard_image(snapshot)
         faults.point("drop-images")
         self.store.discard_layers(sorted(set(layers)))
 
@@ -318,7 +324,7 @@ class Engine:
         capture = Capture(("files",), ("processes, memory and terminal: only files were asked for",))
         with self.store.operation():
             self.store.db.update_snapshot(record.id, full=0, memory_bytes=0, capture=json.dumps(asdict(capture)))
-            trees.discard_tree(self.store.paths.image(record.id))
+            self.store.discard_image(record.id)
         return replace(record, full=False, memory_bytes=0, capture=capture)
 
     def sync(self) -> None:

@@ -369,7 +369,7 @@ class Session:
     def remove(self) -> None:
         """End the session and drop its private files. Its snapshots stay."""
         with self._store.operation(), locks.exclusive(self._store.paths.session_lock(self.id)):
-            record = self.record
+            record = self._engine.resolved(self.id)
             self._store.db.remove_session(self.id)
             faults.point("remove-row")
             self._engine.end_incarnation(record)

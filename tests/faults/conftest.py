@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from wreck import leftovers
+from wreck import leftovers, remove_all
 
 from waypoint.bases import base_from_rootfs
 from waypoint.engine import Engine
@@ -19,10 +19,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     home = tmp_path_factory.mktemp("faults-home")
     with Engine(home) as engine:
         yield engine
-        for record in engine.sessions():
-            engine.session(record.id).remove()
-        for snapshot in reversed(engine.snapshots()):
-            engine.remove_snapshot(snapshot.id)
+        remove_all(engine)
         engine.gc()
         left = leftovers(engine)
     shutil.rmtree(home, ignore_errors=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from wreck import SETTING, check_state, grow, leftovers, out, start_call
+from wreck import SETTING, check_state, grow, leftovers, out, remove_all, start_call
 
 from waypoint.bases import base_from_rootfs
 from waypoint.engine import Engine
@@ -42,10 +42,7 @@ def small(disk: Path, small_rootfs: Path) -> Iterator[Engine]:
     with Engine(disk / "home") as engine:
         base_from_rootfs(engine.store, small_rootfs, name="floor")
         yield engine
-        for record in engine.sessions():
-            engine.session(record.id).remove()
-        for snapshot in reversed(engine.snapshots()):
-            engine.remove_snapshot(snapshot.id)
+        remove_all(engine)
         engine.gc()
         assert leftovers(engine) == []
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from wreck import SETTING, check_state, grow, killed, leftovers, out, start_call, until
+from wreck import SETTING, check_state, grow, killed, leftovers, out, remove_all, start_call, until
 
 from waypoint.engine import Engine
 from waypoint.errors import WaypointError, WrongState
@@ -27,10 +27,7 @@ def subject(ground: Engine, floor: BaseRecord) -> Iterator[Session]:
     session = ground.new(base=floor)
     session.exec(SETTING)
     yield session
-    for record in ground.sessions():
-        ground.session(record.id).remove()
-    for snapshot in reversed(ground.snapshots()):
-        ground.remove_snapshot(snapshot.id)
+    remove_all(ground)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from wreck import SETTING, check_state, grow, killed, leftovers
+from wreck import SETTING, check_state, grow, killed, leftovers, remove_all
 
 from waypoint.engine import Engine
 from waypoint.errors import WrongState
@@ -42,10 +42,7 @@ def aftermath(engine: Engine, session: Session, known: set[str]) -> None:
 def clean(ground: Engine) -> Iterator[None]:
     """One case's wreck must not be seen by the next."""
     yield
-    for record in ground.sessions():
-        ground.session(record.id).remove()
-    for snapshot in reversed(ground.snapshots()):
-        ground.remove_snapshot(snapshot.id)
+    remove_all(ground)
 
 
 @pytest.fixture

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import waypoint
 from waypoint.engine import Engine
+from waypoint.errors import NotFound
 from waypoint.kernel import cgroups, nat, processes
 from waypoint.model import Process
 from waypoint.session import Session
 
-__all__ = ["SETTING", "check_state", "grow", "killed", "leftovers", "out", "start_call", "until"]
+__all__ = ["SETTING", "check_state", "grow", "killed", "leftovers", "out", "remove_all", "start_call", "until"]
 
 SETTING = (
     "mkdir -p /w; cd /w; V=one; echo one > f; : > log;"
@@ -33,6 +34,7 @@ import sys
 from pathlib import Path
 from waypoint import faults
 from waypoint.engine import Engine
+from waypoint.errors import NotFound
 engine = Engine(Path(sys.argv[1]))
 session = engine.session(sys.argv[2]) if sys.argv[2] else None
 if sys.argv[3]:
@@ -86,6 +88,14 @@ def check_state(session: Session, value: str = "one") -> None:
     assert until(lambda: int(out(session, "wc -l < /w/log")) > before), "the job stands still"
     torn = out(session, "awk '$1 != NR { print NR, $1; exit }' /w/log")
     assert torn == "", f"the job's file is not of the same instant as its memory: line and number {torn}"
+
+
+def remove_all(engine: Engine) -> None:
+    for record in engine.sessions():
+        engine.session(record.id).remove()
+    for snapshot in engine.snapshots():
+        with contextlib.suppress(NotFound):
+            engine.remove_snapshot(snapshot.id, recursive=True)
 
 
 def leftovers(engine: Engine) -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from waypoint.errors import CriuError, DiskFull, NotCapturable
-from waypoint.kernel import criu_images_pb2, netlock, obstacles, processes, tools
+from waypoint.kernel import criu_images, netlock, obstacles, processes, tools
 from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel.criu_worker import Hook, Worker
 from waypoint.kernel.launch import ID_BASE, STAGE, Overlay, launch_argv
@@ -106,7 +106,8 @@ def _dump(
     def released(_: int) -> None:
         beside[0].result()
         if own_network:
-            _claim_network(images)
+            criu_images.claim_network(images)
+        criu_images.mend_terminals(images)
         before_release()
 
     with contextlib.ExitStack() as held, ThreadPoolExecutor(1, thread_name_prefix="frozen") as pool:
@@ -120,21 +121,6 @@ def _dump(
     if not answer.success:
         raise _failure("dump", images / "dump.log", answer, worker.stderr(), init_pid)
     return Dumped(paused_ms=(ended - stopped[0]) * 1000 if stopped else 0.0)
-
-
-def _claim_network(images: Path) -> None:
-    """Say in the image that the tree had a network namespace of its own.
-
-    CRIU was run inside that namespace, and so left it out: dumping even an empty one walks the host's whole connection
-    table twice (20 ms). On restore it must make a fresh one, owned by the tree's user namespace, as `empty_ns` asks.
-    """
-    path = images / "inventory.img"
-    data = path.read_bytes()
-    size = int.from_bytes(data[4:8], "little")  # after the magic
-    entry = criu_images_pb2.inventory_entry.FromString(data[8 : 8 + size])
-    entry.root_ids.net_ns_id += 1 << 16
-    body = entry.SerializeToString()
-    path.write_bytes(data[:4] + len(body).to_bytes(4, "little") + body + data[8 + size :])
 
 
 def has_remaps(images: Path) -> bool:
@@ -239,8 +225,7 @@ def _failure(
     errors = [line for line in lines if "Error" in line and "RLIMIT_NOFILE" not in line]
     quoted = "\n".join(errors[-8:]) or stderr or answer.cr_errmsg or os.strerror(answer.cr_errno)
     alive = "; the session goes on untouched" if verb == "dump" else ""
-    disk = os.statvfs(log.parent)
-    full = disk.f_bavail * disk.f_frsize < _NO_SPACE  # then the log may be cut off before it says so
+    full = log.exists() and _free(log) < _NO_SPACE  # then the log may be cut off before it says so
     if "No space left on device" in quoted or answer.cr_errno == errno.ENOSPC or full:
         return DiskFull(f"criu {verb} ran out of disk space{alive}:\n{quoted}", log=str(log))
     if init_pid is not None:
@@ -265,6 +250,11 @@ def _refusal(init_pid: int, errors: str, quoted: str) -> NotCapturable | None:
             who = ", ".join(obstacles.named_processes(errors)) or "a process"
             return NotCapturable(f"{head}{who} has {thing}: close it and try again\n{quoted}", object=thing)
     return None
+
+
+def _free(path: Path) -> int:
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize
 
 
 def _kdat() -> list[str]:

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11\x63riu_images.proto\"N\n\x0finventory_entry\x12\x13\n\x0bimg_version\x18\x01 \x02(\r\x12&\n\x08root_ids\x18\x03 \x01(\x0b\x32\x14.task_kobj_ids_entry\"(\n\x13task_kobj_ids_entry\x12\x11\n\tnet_ns_id\x18\x06 \x01(\r')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11\x63riu_images.proto\"N\n\x0finventory_entry\x12\x13\n\x0bimg_version\x18\x01 \x02(\r\x12&\n\x08root_ids\x18\x03 \x01(\x0b\x32\x14.task_kobj_ids_entry\"(\n\x13task_kobj_ids_entry\x12\x11\n\tnet_ns_id\x18\x06 \x01(\r\"7\n\x0etty_info_entry\x12\n\n\x02id\x18\x01 \x02(\r\x12\x0b\n\x03sid\x18\x06 \x02(\r\x12\x0c\n\x04pgrp\x18\x07 \x02(\r\")\n\x0cpstree_entry\x12\x0b\n\x03pid\x18\x01 \x02(\r\x12\x0c\n\x04pgid\x18\x03 \x02(\r')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -25,4 +25,8 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_INVENTORY_ENTRY']._serialized_end=99
   _globals['_TASK_KOBJ_IDS_ENTRY']._serialized_start=101
   _globals['_TASK_KOBJ_IDS_ENTRY']._serialized_end=141
+  _globals['_TTY_INFO_ENTRY']._serialized_start=143
+  _globals['_TTY_INFO_ENTRY']._serialized_end=198
+  _globals['_PSTREE_ENTRY']._serialized_start=200
+  _globals['_PSTREE_ENTRY']._serialized_end=241
 # @@protoc_insertion_point(module_scope)

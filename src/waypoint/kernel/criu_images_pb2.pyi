@@ -17,3 +17,21 @@ class task_kobj_ids_entry(_message.Message):
     NET_NS_ID_FIELD_NUMBER: _ClassVar[int]
     net_ns_id: int
     def __init__(self, net_ns_id: _Optional[int] = ...) -> None: ...
+
+class tty_info_entry(_message.Message):
+    __slots__ = ("id", "sid", "pgrp")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SID_FIELD_NUMBER: _ClassVar[int]
+    PGRP_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    sid: int
+    pgrp: int
+    def __init__(self, id: _Optional[int] = ..., sid: _Optional[int] = ..., pgrp: _Optional[int] = ...) -> None: ...
+
+class pstree_entry(_message.Message):
+    __slots__ = ("pid", "pgid")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    PGID_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    pgid: int
+    def __init__(self, pid: _Optional[int] = ..., pgid: _Optional[int] = ...) -> None: ...

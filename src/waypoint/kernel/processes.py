@@ -87,10 +87,16 @@ def inits(tag: str) -> Iterator[Process]:
         try:
             with open(f"/proc/{entry.name}/cmdline", "rb") as cmdline:
                 text = cmdline.read(4096)
-            if text.startswith(wanted) and tag.encode() in text.split(b"\0"):
+            if text.startswith(wanted) and tag.encode() in text.split(b"\0") and _is_first(entry.name):
                 yield identify(int(entry.name))
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
+
+
+def _is_first(pid: str) -> bool:
+    """PID 1 of its namespace. A program that init is about to start is called init too, until it is executed."""
+    with open(f"/proc/{pid}/status") as lines:
+        return any(line.startswith("NSpid:") and line.split()[-1] == "1" for line in lines)
 
 
 def half_restored(program: str, first_id: int) -> Iterator[Process]:
@@ -107,10 +113,10 @@ def half_restored(program: str, first_id: int) -> Iterator[Process]:
             with open(f"/proc/{entry.name}/uid_map") as lines:
                 if lines.read().split()[:2] != ["0", str(first_id)]:
                     continue
-            with open(f"/proc/{entry.name}/status") as lines:
-                status = dict(line.rstrip("\n").split(":", 1) for line in lines)
+            with open(f"/proc/{entry.name}/stat") as stat:
+                parent = stat.read().rpartition(")")[2].split()[1]
             # others than PID 1 have it as their parent, and it may run the session's own program already
-            if status["NSpid"].split()[-1] == "1" and _program(status["PPid"].strip()) != program:
+            if _is_first(entry.name) and _program(parent) != program:
                 yield identify(int(entry.name))
         except (FileNotFoundError, ProcessLookupError):
             continue

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from waypoint.errors import DiskFull, Exists, NotFound, StoreError
+from waypoint.errors import DiskFull, Exists, NotFound, StoreError, WrongState
 from waypoint.model import BaseRecord, Capture, Limits, SessionRecord, SnapshotRecord, Spec, StartState
 from waypoint.store.find import FORMAT_VERSION, find_rows
 from waypoint.store.reserve import Reserve
@@ -40,6 +40,9 @@ CREATE TABLE sessions (
   epoch INTEGER NOT NULL, undo TEXT, pause TEXT REFERENCES snapshots(id)) STRICT;
 CREATE TABLE endings (session TEXT PRIMARY KEY, snapshot TEXT NOT NULL, frozen_ns INTEGER NOT NULL) STRICT;
 """
+
+_PRESENT = "(SELECT id FROM snapshots WHERE id=?)"
+"""A snapshot's id, or NULL if it has been removed meanwhile."""
 
 _SNAPSHOT_COLUMNS = [
     "id",
@@ -266,7 +269,7 @@ class Database:
             columns["layers"] = json.dumps(columns["layers"])
         if "spec" in columns:
             columns["spec"] = json.dumps(asdict(columns["spec"]))
-        sets = ",".join(f"{name}=?" for name in columns)
+        sets = ",".join(f"{name}={_PRESENT if name == 'snapshot' else '?'}" for name in columns)
         try:
             with self.write() as connection:
                 done = connection.execute(f"UPDATE sessions SET {sets} WHERE id=?", (*columns.values(), session))
@@ -371,12 +374,17 @@ class Database:
             connection.execute("UPDATE snapshots SET parent=? WHERE parent=?", (parent, snapshot))
 
     def remove_snapshots(self, snapshots: list[str]) -> None:
-        """Children first; sessions that grew out of one of them keep running with no parent."""
-        with self.write(must=True) as connection:
-            for snapshot in snapshots:
-                connection.execute("UPDATE sessions SET snapshot=NULL WHERE snapshot=?", (snapshot,))
-                connection.execute("UPDATE sessions SET undo=NULL WHERE undo=?", (snapshot,))
-                connection.execute("DELETE FROM snapshots WHERE id=?", (snapshot,))
+        """Children first; others that have come meanwhile move up. Sessions that grew out of one keep running with no parent."""
+        try:
+            with self.write(must=True) as connection:
+                for snapshot in snapshots:
+                    connection.execute("UPDATE sessions SET snapshot=NULL WHERE snapshot=?", (snapshot,))
+                    connection.execute("UPDATE sessions SET undo=NULL WHERE undo=?", (snapshot,))
+                    above = "(SELECT parent FROM snapshots WHERE id=?1)"
+                    connection.execute(f"UPDATE snapshots SET parent={above} WHERE parent=?1", (snapshot,))
+                    connection.execute("DELETE FROM snapshots WHERE id=?", (snapshot,))
+        except sqlite3.IntegrityError as error:
+            raise WrongState("a session has just been paused at the snapshot; resume or remove it first") from error
 
     def _find(self, table: str, key: str, tree: str | None) -> list[sqlite3.Row]:
         return find_rows(self._connection(), table, key, tree)
@@ -384,7 +392,7 @@ class Database:
 
 def _insert_snapshot(connection: sqlite3.Connection, row: dict[str, Any]) -> None:
     """Its parent may have been removed since the snapshot began: then it has none."""
-    marks = ",".join("(SELECT id FROM snapshots WHERE id=?)" if name == "parent" else "?" for name in row)
+    marks = ",".join(_PRESENT if name == "parent" else "?" for name in row)
     connection.execute(f"INSERT INTO snapshots VALUES ({marks})", list(row.values()))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from waypoint.errors import Busy
+from waypoint.errors import Busy, NotFound
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,10 @@ def exclusive(path: Path | str, *, timeout: float | None = None) -> Iterator[int
 
 @contextmanager
 def _held(path: Path | str, kind: int, timeout: float | None) -> Iterator[int]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError as error:
+        raise NotFound(f"{path} is gone: the session has just been removed") from error
     try:
         if timeout is None:
             fcntl.flock(fd, kind)

@@ -70,17 +70,20 @@ class Store:
 
     @contextmanager
     def holding(self, snapshot: SnapshotRecord) -> Iterator[SnapshotRecord]:
-        """The snapshot as it is now; its layers stay meanwhile, even if its row is removed. NotFound if it is gone."""
+        """The snapshot as it is now; its files stay meanwhile, even if its row is removed. NotFound if it is gone."""
+        needed = [self.paths.layer(layer) for layer in snapshot.layers]
+        if snapshot.full:
+            needed.append(self.paths.image(snapshot.id))
         with ExitStack() as stack:
-            for layer in snapshot.layers:
+            for directory in needed:
                 try:
-                    fd = os.open(self.paths.layer(layer), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 except FileNotFoundError as error:
                     raise NotFound(f"snapshot {snapshot.id} has just been removed", snapshot=snapshot.id) from error
                 stack.callback(os.close, fd)
                 fcntl.flock(fd, fcntl.LOCK_SH)
             now = self.db.snapshot(snapshot.id)
-            if now.layers != snapshot.layers:  # merged meanwhile
+            if now.layers != snapshot.layers or now.full != snapshot.full:  # merged meanwhile, or its processes given up
                 now = stack.enter_context(self.holding(now))
             yield now
 
@@ -104,7 +107,7 @@ class Store:
         """Remove those of `layers` that no row names and nobody holds; what is held is left to gc."""
         used = self.db.layers_in_use()
         with ExitStack() as stack:
-            free = [layer for layer in layers if layer not in used and self._claim(layer, stack)]
+            free = [layer for layer in layers if layer not in used and self._claim(self.paths.layer(layer), stack)]
             used = self.db.layers_in_use() if free else used  # whoever held one may have named it before we claimed it
             doomed = [layer for layer in free if layer not in used]
             for layer in doomed:
@@ -112,9 +115,15 @@ class Store:
             if doomed:
                 self.db.forget_layers(doomed)
 
-    def _claim(self, layer: int, stack: ExitStack) -> bool:
+    def discard_image(self, snapshot: str) -> None:
+        """Remove the image of a snapshot that has no row any more; if somebody is restoring from it, that is left to gc."""
+        with ExitStack() as stack:
+            if self._claim(self.paths.image(snapshot), stack):
+                trees.discard_tree(self.paths.image(snapshot))
+
+    def _claim(self, directory: Path, stack: ExitStack) -> bool:
         try:
-            fd = os.open(self.paths.layer(layer), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             return True
         stack.callback(os.close, fd)
