@@ -29,7 +29,7 @@ def rich(session: Session) -> Session:
         "echo v1 > file; ln file hard; ln -s file soft; mkfifo fifo; exec 5>log; echo first >&5"
     )
     session.exec("sleep 1000 &")
-    session.exec("(i=0; while :; do i=$((i+1)); echo $i > /work/count; sleep 0.02; done) &")
+    session.exec("(i=0; while :; do i=$((i+1)); echo $i > /work/next; mv /work/next /work/count; sleep 0.02; done) &")
     return session
 
 
