@@ -63,6 +63,9 @@ class Kernel:
     modules: Path | None
     """None: everything that the guest needs is built in."""
 
+    def __str__(self) -> str:
+        return str(self.image)
+
     @property
     def version(self) -> str:
         return self.image.name.split("-", 1)[-1]
