@@ -276,6 +276,7 @@ class Session:
                 live = self._engine.bring_up(base, target, spec, self.id, verify=verify)
                 faults.point("restore-up")
                 self._take_place(record, target, live)
+            self._drop_pause(record)
         return target
 
     def _take_place(self, record: SessionRecord, target: SnapshotRecord, live: bringup.Live) -> None:
@@ -298,7 +299,6 @@ class Session:
         faults.point("restore-committed")
         self._engine.end_incarnation(record)
         faults.point("restore-retired")
-        self._drop_pause(record)
 
     def _drop_pause(self, record: SessionRecord) -> None:
         """The snapshot that held a paused session has no other use."""
@@ -365,6 +365,7 @@ class Session:
                 live = self._engine.bring_up(base, target, record.spec, self.id)
                 faults.point("resume-up")
                 self._take_place(record, target, live)
+            self._drop_pause(record)
 
     def remove(self) -> None:
         """End the session and drop its private files. Its snapshots stay."""
