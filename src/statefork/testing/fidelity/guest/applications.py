@@ -169,8 +169,8 @@ class Chromium(Probe):
              "--disable-dev-shm-usage", f"--user-data-dir={self.directory}/profile", url],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        wait_until(self._page, "the browser answers", 60)
-        wait_until(lambda: int(self._value("n")) > 3, "the counter runs", 60)
+        wait_until(self._page, "the browser answers", 100)
+        wait_until(lambda: int(self._value("n")) > 3, "the counter runs", 100)
 
     def _page(self) -> str:
         try:

@@ -243,37 +243,6 @@ class MemFd(Probe):
             pass
 
 
-class MessageQueue(Probe):
-    """A POSIX message queue with unread messages."""
-
-    needs = ("processes", "memory", "ipc")
-
-    def __init__(self) -> None:
-        self.libc = ctypes.CDLL("librt.so.1", use_errno=True)
-        attributes = struct.pack("llll", 0, 5, 64, 0) + bytes(32)
-        self.queue = self.libc.mq_open(b"/fidelity", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600, attributes)
-        assert self.queue >= 0, os.strerror(ctypes.get_errno())
-        for priority, text in ((1, b"low"), (9, b"high")):
-            assert self.libc.mq_send(self.queue, text, len(text), priority) == 0
-
-    def observe(self) -> object:
-        attributes = ctypes.create_string_buffer(64)
-        assert self.libc.mq_getattr(self.queue, attributes) == 0
-        return struct.unpack_from("llll", attributes.raw)
-
-    def perturb(self) -> None:
-        self._receive()
-
-    def _receive(self) -> bytes:
-        buffer = ctypes.create_string_buffer(64)
-        size = self.libc.mq_receive(self.queue, buffer, 64, None)
-        assert size >= 0, os.strerror(ctypes.get_errno())
-        return buffer.raw[:size]
-
-    def works(self) -> None:
-        assert [self._receive(), self._receive()] == [b"high", b"low"]
-
-
 class PosixSemaphore(Probe):
     """A POSIX semaphore shared by two processes, one of them waiting."""
 
