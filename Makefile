@@ -10,7 +10,7 @@ SHELL := /bin/bash
 .PHONY: help setup test test-all lint demo bench clean
 
 BIN := .venv/bin
-NOT_YET := --ignore tests/fidelity/test_waypoint.py --ignore tests/contract/test_qemu.py
+NOT_YET := --ignore tests/fidelity/test_waypoint_cases.py --ignore tests/contract/test_qemu.py
 
 help:
 	@sed -n 's/^# //p' Makefile
