@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import socket
+import struct
 from dataclasses import dataclass
 
 from waypoint.errors import NotCapturable
@@ -58,10 +59,13 @@ def find_obstacles(init_pid: int) -> list[Obstacle]:
     pipes: set[str] = set()
     queues = _queue_device(init_pid)
     level = len(_status(init_pid, "NSpid").split()) - 1
-    for pid in _descendants(init_pid):
+    tree = _descendants(init_pid)
+    # sockets by abstract names reach as far as the network namespace does
+    own = None if os.readlink(f"/proc/{init_pid}/ns/net") != os.readlink("/proc/self/ns/net") else frozenset(tree)
+    for pid in tree:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             found += _of_process(pid, init_pid, level)
-            found += _of_descriptors(pid, pipes, queues, level)
+            found += _of_descriptors(pid, pipes, queues, level, own)
     if len(pipes) > MAX_PIPES:
         found.append(Obstacle("the session", f"has {len(pipes)} pipes", f"a snapshot carries at most {MAX_PIPES}; close some"))
     return found
@@ -136,12 +140,14 @@ def _of_process(pid: int, init_pid: int, level: int) -> list[Obstacle]:
     return found
 
 
-def _of_descriptors(pid: int, pipes: set[str], queues: int, level: int) -> list[Obstacle]:
+def _of_descriptors(
+    pid: int, pipes: set[str], queues: int, level: int, own: frozenset[int] | None
+) -> list[Obstacle]:
     found = []
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
             link = os.readlink(f"/proc/{pid}/fd/{name}")
-            reason = _of_link(pid, name, link, queues)
+            reason = _of_link(pid, name, link, queues, own)
             if link.startswith("pipe:["):
                 pipes.add(link)
             if reason is not None:
@@ -150,9 +156,9 @@ def _of_descriptors(pid: int, pipes: set[str], queues: int, level: int) -> list[
     return found
 
 
-def _of_link(pid: int, fd: str, link: str, queues: int) -> tuple[str, str] | None:
+def _of_link(pid: int, fd: str, link: str, queues: int, own: frozenset[int] | None) -> tuple[str, str] | None:
     if link.startswith("socket:["):
-        return _of_socket(pid, int(fd))
+        return _of_socket(pid, int(fd), own)
     if link.startswith("pipe:["):
         with open(f"/proc/{pid}/fdinfo/{fd}") as info:
             flags = next(int(line.split()[1], 8) for line in info if line.startswith("flags"))
@@ -165,11 +171,13 @@ def _of_link(pid: int, fd: str, link: str, queues: int) -> tuple[str, str] | Non
     return None
 
 
-def _of_socket(pid: int, fd: int) -> tuple[str, str] | None:
+def _of_socket(pid: int, fd: int, own: frozenset[int] | None) -> tuple[str, str] | None:
     try:
         with socket.socket(fileno=pidfd_getfd(pid, fd)) as sock:
             family = sock.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
             protocol = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL)
+            if family == socket.AF_UNIX and own is not None:
+                return _outside_peer(sock, own)
     except OSError:
         return None
     if family not in _SAVED_FAMILIES:
@@ -177,6 +185,17 @@ def _of_socket(pid: int, fd: int) -> tuple[str, str] | None:
     if family in (socket.AF_INET, socket.AF_INET6) and protocol in _PROTOCOL_NAMES:
         return _PROTOCOL_NAMES[protocol], "close it, and use TCP or UDP"
     return None
+
+
+def _outside_peer(sock: socket.socket, own: frozenset[int]) -> tuple[str, str] | None:
+    """The other end of a unix connection may be the host's: 0 where there is none, or none that can be seen from here."""
+    peer = int(struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
+    if peer == 0 or peer in own:
+        return None
+    who = f"process {peer} of the host"
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        who = f"{_named(peer, 0)} of the host"
+    return f"a unix socket connected to {who}", "close it; a network of its own (`--network none` or `nat`) keeps sessions apart"
 
 
 def _queue_device(init_pid: int) -> int:

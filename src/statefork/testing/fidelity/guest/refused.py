@@ -83,6 +83,29 @@ class Vsock(_Held):
         self.fd = socket.socket(40, socket.SOCK_STREAM).detach()
 
 
+class ExternalSocket(_Held):
+    """A unix socket whose other end is outside the environment."""
+
+    says = (
+        r"process \d+ \(\S*python3 .*\) has a unix socket connected to process \d+ \(.*\) of the host",
+        "close it",
+    )
+
+    def __init__(self) -> None:
+        with open("address") as address:
+            name = address.read()
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect("\0" + name)
+        self.fd = self.socket.fileno()
+
+    def works(self) -> None:
+        self.socket.sendall(b"still here")
+        assert self.socket.recv(64) == b"still here"
+
+    def perturb(self) -> None:
+        self.socket.close()
+
+
 class PacketPipe(_Held):
     """A pipe in packet mode."""
 

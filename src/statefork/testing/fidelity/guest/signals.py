@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import struct
 import time
@@ -214,3 +215,28 @@ class SleepingProcess(Probe):
     def works(self) -> None:
         assert os.read(self.read, 9) == b"awake"
         assert time.monotonic() - self.began >= 0.95, "it woke too early"
+
+
+class PidFd(Probe):
+    """A descriptor of another process (pidfd)."""
+
+    def __init__(self) -> None:
+        self.pid = os.fork()
+        if self.pid == 0:
+            while True:
+                signal.pause()
+        self.fd = os.pidfd_open(self.pid)
+
+    def observe(self) -> object:
+        with open(f"/proc/self/fdinfo/{self.fd}") as info:
+            return next(line for line in info if line.startswith("Pid:"))
+
+    def perturb(self) -> None:
+        os.close(self.fd)
+        self.fd = os.pidfd_open(os.getpid())
+
+    def works(self) -> None:
+        assert not select.select([self.fd], [], [], 0)[0]
+        signal.pidfd_send_signal(self.fd, signal.SIGKILL)
+        assert select.select([self.fd], [], [], 30)[0]
+        assert os.waitid(os.P_PIDFD, self.fd, os.WEXITED).si_status == signal.SIGKILL  # type: ignore[union-attr]
