@@ -1,0 +1,1 @@
+"""The daemon: the verbs of the library over HTTP."""
