@@ -17,12 +17,14 @@ from waypoint.errors import UsageError, WaypointError
 __all__ = ["fail", "home", "main", "note", "statefork"]
 
 COMMANDS = {
+    "audit": "Check the audit log of the daemon.",
     "backends": "Table of what each backend can do on this host, and why not.",
     "doctor": "Try every backend, and name the fix for what is missing.",
     "fidelity": "Prove what a backend brings back, case by case.",
     "gc": "Remove what crashed processes left behind.",
     "setup": "Fetch the tools that backends need and no package of this host has.",
     "shell": "Branch an environment by hand.",
+    "token": "Make, list and revoke tokens for the daemon.",
 }
 """Name and help; each lives in a module of its name, which is imported when it is asked for and not before."""
 

@@ -35,9 +35,10 @@ from typing import Any
 from statefork.errors import StoreError
 from statefork.server.guard.redact import redacted
 
-__all__ = ["GENESIS", "AuditLog", "Head", "line_hash", "parse_head"]
+__all__ = ["GENESIS", "HEAD_MISSING", "AuditLog", "Head", "canonical", "line_hash", "parse_head"]
 
 GENESIS = "0" * 64
+HEAD_MISSING = "audit.head_missing"
 _HEAD_BYTES = 108
 TEXT_LIMIT = 256
 
@@ -68,7 +69,7 @@ def parse_head(data: bytes) -> Head | None:
 def line_hash(record: Mapping[str, Any]) -> str:
     """Over everything in the line but the hash itself."""
     rest = {name: value for name, value in record.items() if name != "hash"}
-    return hashlib.sha256(_json(rest).encode()).hexdigest()
+    return hashlib.sha256(canonical(rest)).hexdigest()
 
 
 class AuditLog:
@@ -160,40 +161,43 @@ class AuditLog:
 
     def _recovered(self) -> Head:
         """Where the next line goes; first puts right what a writer that was killed left."""
-        raw = os.pread(self._head, _HEAD_BYTES, 0)
         try:
-            head = parse_head(raw) or Head()
+            known = parse_head(os.pread(self._head, _HEAD_BYTES, 0))
         except ValueError as error:
             raise StoreError(
-                f"{self.path.with_suffix('.head')} is damaged: {error}; see `statefork audit verify`"
+                f"{self.path.with_suffix('.head')} is damaged ({error}): look with `statefork audit verify`, "
+                "then move the log and its head away together to begin a new one"
             ) from error
         size = os.fstat(self._log).st_size
+        head = known or Head()
         if size == head.size:
             return head
         if size < head.size:  # lines are gone; what follows links to the head, and so shows it
-            head = Head(head.seq, head.hash, size)
-            lost = {"expected_bytes": head.size, "found_bytes": size}
-            return self._written(_own("audit.lines_missing", lost), head)
-        torn = b""
-        for line in _lines(os.pread(self._log, size - head.size, head.size)):
-            if not line.endswith(b"\n"):
-                torn = line
-                break
+            facts = {"expected_bytes": head.size, "found_bytes": size}
+            return self._written(_own("audit.lines_missing", facts), Head(head.seq, head.hash, size))
+        return self._caught_up(head, os.pread(self._log, size - head.size, head.size), size, known is None)
+
+    def _caught_up(self, head: Head, ahead: bytes, size: int, headless: bool) -> Head:
+        """Take in whole lines that the head does not know yet, and cut off a torn one."""
+        *whole, torn = ahead.split(b"\n")
+        for line in whole:
             found = _fitting(line, head)
             if found is None:  # not ours: leave it where it is, for `verify` to find
                 return self._written(_own("audit.foreign_lines", {}), Head(head.seq, head.hash, size))
             head = found
+        self._note(head)
         if torn:
             os.ftruncate(self._log, head.size)
-            cut = {"torn_bytes": len(torn), "torn_sha256": hashlib.sha256(torn).hexdigest()}
-            return self._written(_own("audit.torn_line_removed", cut), head)
-        self._note(head)
-        return head
+            facts = {"torn_bytes": len(torn), "torn_sha256": hashlib.sha256(torn).hexdigest()}
+            head = self._written(_own("audit.torn_line_removed", facts), head)
+        return self._written(_own(HEAD_MISSING, {}), head) if headless and head.seq else head
 
     def _written(self, record: dict[str, Any], head: Head) -> Head:
         chained = {"seq": head.seq + 1, **record, "prev": head.hash}
         digest = line_hash(chained)
-        line = _json({**chained, "hash": digest}).encode() + b"\n"
+        line = canonical({**chained, "hash": digest}) + b"\n"
+        if head.size and os.pread(self._log, 1, head.size - 1) != b"\n":
+            line = b"\n" + line  # somebody cut into the line before
         done = os.write(self._log, line)
         if done != len(line):  # a full disk: no half line stays
             os.ftruncate(self._log, head.size)
@@ -218,18 +222,12 @@ def _fitting(line: bytes, head: Head) -> Head | None:
         fits = record["seq"] == head.seq + 1 and record["prev"] == head.hash and record["hash"] == line_hash(record)
     except (ValueError, KeyError, TypeError):
         return None
-    return Head(record["seq"], record["hash"], head.size + len(line)) if fits else None
+    return Head(record["seq"], record["hash"], head.size + len(line) + 1) if fits else None
 
 
 def _own(action: str, facts: dict[str, Any]) -> dict[str, Any]:
     now = datetime.now(UTC).isoformat(timespec="microseconds")
     return {"time": now, "principal": "daemon", "name": "daemon", "action": action, "outcome": "ok", "facts": facts}
-
-
-def _lines(data: bytes) -> list[bytes]:
-    return (
-        data.splitlines(keepends=True) if b"\r" not in data else [*data.replace(b"\r", b"?").splitlines(keepends=True)]
-    )
 
 
 def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,8 +245,9 @@ def _value(value: Any) -> Any:
     return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]}… ({len(text)} characters)"
 
 
-def _json(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, separators=(",", ":"), ensure_ascii=True, sort_keys=False)
+def canonical(record: Mapping[str, Any]) -> bytes:
+    """The one way in which a record is written; members stay in their order."""
+    return json.dumps(record, separators=(",", ":"), ensure_ascii=True).encode()
 
 
 def _key(path: Path) -> bytes:
