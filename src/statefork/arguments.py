@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import IO
+
 from statefork.errors import Unsupported, UsageError
 from statefork.model import Capabilities, Capability, Mode
 
@@ -33,5 +35,5 @@ def seconds(timeout: float | None) -> float | None:
     return timeout
 
 
-def bytes_or_none(data: bytes | str | None) -> bytes | None:
+def bytes_or_none(data: bytes | str | IO[bytes] | None) -> bytes | IO[bytes] | None:
     return data.encode() if isinstance(data, str) else data

@@ -27,22 +27,26 @@ What a driver owes
   and KernelError for the rest. A message says what failed, on what, the cause and the next step. A backend's failure
   is never returned as if the user's command had printed it.
 - No fixed names, no sudo, no host state changed beyond its own resources, no print, no environment variables read.
+
+A driver whose environments outlive the process that made them says so with `durable`, and gives notes (plain JSON) of
+what it made, from which another process goes on: that is how the daemon survives its own end. For the others that end
+is the end of their environments, and the daemon says so.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from statefork.errors import ExecTimeout, KernelError, Unsupported
 from statefork.files import GuestFiles
 from statefork.manifest import Comparison, Manifest, read_guest_manifest
-from statefork.model import Capabilities, ExecRequest, ExecResult, Mode, RunRequest
+from statefork.model import Capabilities, ExecRequest, ExecResult, Mode, RunRequest, Usage
 
-__all__ = ["Captured", "Driver", "ExecRequest", "Live", "Place", "RunRequest"]
+__all__ = ["Captured", "Driver", "ExecRequest", "Live", "Place", "RunRequest", "Terminal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +77,25 @@ class Captured:
     processes: tuple[str, ...] = ()
 
 
+class Terminal(Protocol):
+    """Somebody's terminal on an environment. `run` is called once, on a thread of its own; the others at any time."""
+
+    def run(self, draw: Callable[[bytes], None]) -> str:
+        """Hand over what is to be shown until `close` (then "detached") or until the shell ends ("ended")."""
+        ...
+
+    def type(self, keys: bytes) -> None: ...
+    def resize(self, rows: int, columns: int) -> None: ...
+    def close(self) -> None: ...
+
+
 class Live(GuestFiles, ABC):
     """One running environment with one persistent shell, which is started by the first `exec` that needs it."""
 
     description: str = ""
     """What a person would look for on this host: a container's name, a pid, a VM id."""
+    pauses_itself: ClassVar[bool] = False
+    """`suspend` frees the memory too, and is better than to capture, stop and revive."""
 
     @abstractmethod
     def exec(self, request: ExecRequest) -> ExecResult:
@@ -122,7 +140,7 @@ class Live(GuestFiles, ABC):
         """End it and free all it holds, also if half of it is gone already; what was attached is left as it is."""
 
     def suspend(self) -> None:
-        """Stop all processes where they are. Only called where `pause_releases_memory` is False."""
+        """Stop all processes where they are. Called where `pause_releases_memory` is False or `pauses_itself` True."""
         raise Unsupported("this backend cannot stand still; it pauses by capture and stop")
 
     def proceed(self) -> None:
@@ -133,12 +151,40 @@ class Live(GuestFiles, ABC):
         """Every file with its digest, for `diff`. The default reads the whole root with the guest's own `tar`."""
         return read_guest_manifest(self.run)
 
+    # -- more than a contract asks for: what a backend has to offer beyond it ------------------------------------------
+
+    def follow(self, number: int, seen: tuple[int, int], request: ExecRequest) -> ExecResult:
+        """Go on with a command that was started before, by another process maybe; `seen` bytes of stdout and stderr are
+        known already. Of the request all but the command counts. Raises: NotFound if nothing is known of it any more."""
+        raise Unsupported("this backend knows a command only while the caller that started it waits")
+
+    def signal(self, signal: int, number: int | None) -> None:
+        """Send a signal to a running command, by default the one in the shell."""
+        raise Unsupported("this backend cannot send signals to a command; `run` kill inside")
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the size of the shell's terminal."""
+        raise Unsupported("the shell of this backend has no terminal")
+
+    def terminal(self, rows: int, columns: int) -> Terminal:
+        raise Unsupported("this backend offers no terminal")
+
+    def usage(self) -> Usage | None:
+        """None where the backend cannot tell."""
+        return None
+
+    def note(self) -> Mapping[str, Any]:
+        """For `Driver.adopt`. Only asked of durable drivers."""
+        raise Unsupported("this environment ends with the process that made it")
+
 
 class Driver(ABC):
     """A kind of environment, made ready by its options; shared by threads and by all environments of a tree."""
 
     name: ClassVar[str]
     """The word for this backend in tables and history: `docker`, `podman`, `criu`."""
+    durable: ClassVar[bool] = False
+    """What it makes goes on when this process ends, and the methods under "another process" work."""
 
     @abstractmethod
     def probe(self) -> Capabilities:
@@ -181,6 +227,23 @@ class Driver(ABC):
 
     def close(self) -> None:
         """The tree is gone: free what belongs to the driver as a whole (an image it built). Called once."""
+        return
+
+    # -- another process ----------------------------------------------------------------------------------------------
+
+    def adopt(self, note: Mapping[str, Any], place: Place) -> Live:
+        """Take over what is at a place, which may stand still. Raises: SessionDead if it is gone."""
+        raise Unsupported(f"{self.name} environments end with the process that made them")
+
+    def note_of(self, captured: Captured) -> Any:
+        """A stored state's handle as plain JSON."""
+        raise Unsupported(f"{self.name} snapshots end with the process that made them")
+
+    def handle_of(self, note: Any) -> Any:
+        raise Unsupported(f"{self.name} snapshots end with the process that made them")
+
+    def abandon(self, place: Place) -> None:
+        """Remove what a process that died half-way made at a place; it is no error if that is nothing."""
         return
 
     @classmethod

@@ -14,35 +14,30 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
-from statefork.arguments import bytes_or_none, check_mode, command_bytes, seconds
+from statefork.arguments import check_mode
 from statefork.driver import Driver, Live
-from statefork.errors import Busy, ExecTimeout, Unsupported, UsageError, WaypointError, WrongState
+from statefork.errors import SessionDead, Unsupported, UsageError, WaypointError, WrongState
 from statefork.family import Family, Standing, mapped
 from statefork.history import History, Stats
 from statefork.home import default_home
+from statefork.inside import Draft, Inside
+from statefork.ledger import EnvironmentNote
 from statefork.model import (
     Capabilities,
     Capability,
     Diff,
-    ExecRequest,
-    ExecResult,
-    FileInfo,
     ForkFailure,
     Mode,
-    OnOutput,
     RestoreResult,
-    RunRequest,
     Snapshot,
 )
-from statefork.streaming import ExecStream
 from statefork.tree import Node, TreeView, mint
 
 __all__ = ["Environment"]
@@ -51,45 +46,76 @@ log = logging.getLogger(__name__)
 FORK_THREADS = 16
 
 
-@dataclass(slots=True)
-class _Draft:
-    """What an operation has to add to its history record."""
-
-    snapshot: str | None = None
-    files_bytes: int = 0
-    memory_bytes: int = 0
-    details: dict[str, Any] = field(default_factory=dict)
-
-
-class Environment:
+class Environment(Inside):
     """Make one with `statefork.create_env_manager`, or from a driver of your own with `Environment.create`."""
 
-    def __init__(self, family: Family, identifier: str, standing: Standing, origin: Node | None) -> None:
+    def __init__(self, family: Family, identifier: str, standing: Standing | None, origin: Node | None) -> None:
         self.id = identifier
-        self.history = History(identifier, family.driver.name)
+        self.history = History(identifier, family.driver.name, most=family.most_history)
         self._family = family
         self._standing: Standing | None = standing
         self._paused_at: Node | None = None
-        self._state: Literal["live", "paused", "destroyed"] = "live"
+        self._state: Literal["live", "paused", "lost", "destroyed"] = "live"
+        self._lost = ""
         self._shell_anew = origin is not None and Capability.SHELL not in origin.captured.captured
         self._shell_lock = threading.Lock()
         self._state_lock = threading.RLock()  # taken after the shell's, never before
         family.tree.revived(identifier, origin.snapshot.id if origin else None)
 
     @classmethod
-    def create(cls, driver: Driver, *, home: Path | None = None, attach: bool = False) -> Environment:
-        """Probe, start (or attach to) an environment, and wait until it answers."""
+    def create(
+        cls,
+        driver: Driver,
+        *,
+        home: Path | None = None,
+        attach: bool = False,
+        identifier: str | None = None,
+        family: Family | None = None,
+    ) -> Environment:
+        """Probe, start (or attach to) an environment, and wait until it answers.
+
+        `family` is one that the caller has made for it, with a ledger maybe; else it gets its own."""
         started_at, began = datetime.now(UTC), time.perf_counter()
-        family = Family(driver, home or default_home())
+        family = family or Family(driver, home or default_home())
         try:
             standing = family.bring_up(driver.attach if attach else driver.start)
         except BaseException:
             family.close()
             raise
-        environment = cls(family, mint("e"), standing, None)
+        environment = cls(family, identifier or mint("e"), standing, None)
+        environment._tell()
         duration_ms = (time.perf_counter() - began) * 1000
         environment.history.add("attach" if attach else "start", started_at=started_at, duration_ms=duration_ms)
         return environment
+
+    @classmethod
+    def adopt(cls, family: Family, note: EnvironmentNote) -> Environment:
+        """Go on with an environment that another process looked after; what is gone of it is `lost`, and says why."""
+        standing, lost, state = None, "", note.state
+        if note.place is not None and note.live is not None:
+            try:
+                standing = family.adopt(note.live, note.place)
+            except WaypointError as error:
+                state, lost = "lost", error.message
+        environment = cls(family, note.id, standing, None)
+        family.tree.stood(note.id, note.origin, note.latest)
+        environment._state = state  # type: ignore[assignment]
+        environment._lost = lost or ("its processes were gone before" if state == "lost" else "")
+        environment._shell_anew = note.shell_anew or not family.capabilities.full
+        if note.paused_at is not None:
+            environment._paused_at = family.tree.find(note.paused_at)
+        environment._tell()
+        return environment
+
+    def abandon(self, why: str) -> None:
+        """Its processes are gone, and not by our doing: it is `lost`, and can still be restored to a snapshot."""
+        with self._state_lock:
+            if self._state != "destroyed":
+                standing, self._standing = self._standing, None
+                self._state, self._lost, self._paused_at = "lost", why, None
+                if standing is not None:
+                    self._retire(standing)
+                self._tell()
 
     def __enter__(self) -> Environment:
         return self
@@ -110,8 +136,18 @@ class Environment:
 
     @property
     def state(self) -> str:
-        """`live`, `paused` or `destroyed`."""
+        """`live`, `paused` or `destroyed`; in the daemon also `lost`: its processes ended without being asked to."""
         return self._state
+
+    @property
+    def lost(self) -> str:
+        """Why it is `lost`."""
+        return self._lost
+
+    @property
+    def family(self) -> Family:
+        """What it shares with its forks: for those who look after trees."""
+        return self._family
 
     @property
     def capabilities(self) -> Capabilities:
@@ -141,92 +177,6 @@ class Environment:
 
     def tree(self) -> TreeView:
         return self._family.tree.view()
-
-    # -- commands -----------------------------------------------------------------------------------------------------
-
-    def exec_command(
-        self,
-        command: str | bytes,
-        *,
-        timeout: float | None = None,
-        stdin: bytes | str | None = None,
-        on_output: OnOutput | None = None,
-        wait: bool = True,
-    ) -> ExecResult:
-        """Evaluate a command in the persistent shell: `cd`, `export`, functions and jobs stay for the next one.
-
-        Raises ExecTimeout (with the partial result) when it had to be ended, and Busy if another command is running and
-        `wait` is False.
-        """
-        request = ExecRequest(command_bytes(command), seconds(timeout), bytes_or_none(stdin), on_output)
-        if not self._shell_lock.acquire(blocking=wait):
-            raise Busy(f"environment {self.id} is running another command; try again or pass wait=True")
-        try:
-            with self._recorded("exec") as draft:
-                live = self._live("run a command")
-                result = self._timed(lambda: live.exec(request))
-                anew, self._shell_anew = self._shell_anew, False
-                draft.details["exit_code"] = result.exit_code
-                return replace(result, shell_restarted=result.shell_restarted or anew)
-        finally:
-            self._shell_lock.release()
-
-    def stream_command(
-        self, command: str | bytes, *, timeout: float | None = None, stdin: bytes | str | None = None
-    ) -> ExecStream:
-        """Iterate over `(stream, bytes)` as the command prints and then ask `.result`. Raises like `exec_command`."""
-        return ExecStream(
-            lambda on_output: self.exec_command(command, timeout=timeout, stdin=stdin, on_output=on_output)
-        )
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout: float | None = None,
-        stdin: bytes | str | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        on_output: OnOutput | None = None,
-    ) -> ExecResult:
-        """Run a program beside the shell: no quoting, no shared state, several at once."""
-        if isinstance(argv, str | bytes) or not argv:
-            raise UsageError('run takes a list, such as ["ls", "-l"]; for a command line use exec_command')
-        request = RunRequest(tuple(argv), seconds(timeout), bytes_or_none(stdin), cwd, dict(env or {}), on_output)
-        with self._recorded("run") as draft:
-            live = self._live("run a program")
-            result = self._timed(lambda: live.run(request))
-            draft.details["exit_code"] = result.exit_code
-            return result
-
-    # -- files --------------------------------------------------------------------------------------------------------
-
-    def read_file(self, path: str) -> bytes:
-        with self._recorded("read_file") as draft:
-            data = self._live("read a file").read_file(path)
-            draft.details["bytes"] = len(data)
-            return data
-
-    def write_file(self, path: str, data: bytes | str, mode: int | None = None) -> None:
-        """Make or overwrite a file; missing directories above it are made."""
-        content = data.encode() if isinstance(data, str) else data
-        with self._recorded("write_file") as draft:
-            draft.details["bytes"] = len(content)
-            self._live("write a file").write_file(path, content, mode)
-
-    def upload(self, source: Path | str, target: str) -> None:
-        """Copy a file or directory of this host to exactly the path `target`."""
-        with self._recorded("upload"):
-            self._live("upload").upload(Path(source), target)
-
-    def download(self, source: str, target: Path | str) -> None:
-        """Copy a file or directory out, to exactly the path `target` on this host."""
-        with self._recorded("download"):
-            self._live("download").download(source, Path(target))
-
-    def list_files(self, path: str) -> list[FileInfo]:
-        with self._recorded("list_files"):
-            return self._live("list files").list_files(path)
 
     # -- states -------------------------------------------------------------------------------------------------------
 
@@ -293,16 +243,18 @@ class Environment:
 
     def pause(self) -> None:
         """Release the CPU, and the memory where the backend can (`capabilities.pause_releases_memory`)."""
-        if not self.capabilities.pause_releases_memory:
+        if not self.capabilities.pause_releases_memory or self._live("pause").pauses_itself:
             with self._state_lock, self._recorded("pause"):
                 self._live("pause").suspend()
                 self._state = "paused"
+                self._tell()
             return
         with self._still(), self._recorded("pause") as draft:
             node = self._family.capture(self.id, self._live("pause"), None, "auto")
             _note(draft, node)
             old, self._standing = self._standing, None
             self._paused_at, self._state = node, "paused"
+            self._tell()
             if old is not None:
                 self._retire(old)
 
@@ -314,6 +266,7 @@ class Environment:
             if self._standing is not None:
                 self._standing.live.proceed()
                 self._state = "live"
+                self._tell()
             elif self._paused_at is not None:
                 draft.snapshot = self._paused_at.snapshot.id
                 self._stand_on(self._paused_at)
@@ -356,6 +309,8 @@ class Environment:
             with self._recorded("destroy"):
                 standing, self._standing = self._standing, None
                 self._state, self._paused_at = "destroyed", None
+                if self._family.ledger is not None:
+                    self._family.ledger.environment_gone(self.id)
                 problems: list[WaypointError] = []
                 if standing is not None:
                     try:
@@ -373,6 +328,10 @@ class Environment:
 
     def _live(self, what: str) -> Live:
         standing = self._standing
+        if self._state == "lost":
+            raise SessionDead(
+                f"cannot {what}: environment {self.id} is lost: {self._lost}; restore one of its snapshots, or destroy it"
+            )
         if self._state != "live" or standing is None:
             hint = "; resume it first" if self._state == "paused" else ""
             raise WrongState(f"cannot {what}: environment {self.id} is {self._state}{hint}")
@@ -402,7 +361,28 @@ class Environment:
         self._state, self._paused_at = "live", None
         self._shell_anew = Capability.SHELL not in node.captured.captured
         self._family.tree.revived(self.id, node.snapshot.id)
+        self._tell()
         return old
+
+    def _tell(self) -> None:
+        """To whoever would have to go on if this process were killed now."""
+        family = self._family
+        if family.ledger is None:
+            return
+        standing = self._standing
+        origin, latest = family.tree.stands(self.id)
+        family.ledger.environment(
+            EnvironmentNote(
+                id=self.id,
+                state=self._state,
+                place=standing.place.name if standing else None,
+                live=standing.live.note() if standing and family.driver.durable else None,
+                paused_at=self._paused_at.snapshot.id if self._paused_at else None,
+                origin=origin,
+                latest=latest,
+                shell_anew=self._shell_anew,
+            )
+        )
 
     def _fork_one(self, node: Node) -> Environment | ForkFailure:
         started_at, began = datetime.now(UTC), time.perf_counter()
@@ -410,6 +390,7 @@ class Environment:
             environment = Environment(self._family, mint("e"), self._family.revive(node), node)
         except (WaypointError, OSError) as error:
             return ForkFailure(mapped(error, "fork"))
+        environment._tell()
         environment.history.add(
             "forked",
             started_at=started_at,
@@ -426,18 +407,9 @@ class Environment:
         except (WaypointError, OSError) as error:
             log.warning("environment %s: %s could not be removed: %s", self.id, old.live.description, error)
 
-    def _timed(self, call: Callable[[], ExecResult]) -> ExecResult:
-        began = time.perf_counter()
-        try:
-            result = call()
-        except ExecTimeout as error:
-            error.result = replace(error.result, duration_ms=(time.perf_counter() - began) * 1000)
-            raise
-        return replace(result, duration_ms=(time.perf_counter() - began) * 1000)
-
     @contextlib.contextmanager
-    def _recorded(self, operation: str) -> Iterator[_Draft]:
-        draft, code = _Draft(), None
+    def _recorded(self, operation: str) -> Iterator[Draft]:
+        draft, code = Draft(), None
         started_at, began = datetime.now(UTC), time.perf_counter()
         try:
             yield draft
@@ -464,6 +436,6 @@ class Environment:
             )
 
 
-def _note(draft: _Draft, node: Node) -> None:
+def _note(draft: Draft, node: Node) -> None:
     draft.snapshot = node.snapshot.id
     draft.files_bytes, draft.memory_bytes = node.captured.files_bytes, node.captured.memory_bytes

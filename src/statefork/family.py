@@ -6,14 +6,16 @@ import contextlib
 import errno
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from statefork.driver import Driver, Live, Place
+from statefork.driver import Captured, Driver, Live, Place
 from statefork.errors import DiskFull, KernelError, NotFound, WaypointError
 from statefork.home import Grounds
+from statefork.ledger import Ledger, SnapshotNote
 from statefork.manifest import Comparison, Manifest, compare
 from statefork.model import Mode, Snapshot
 from statefork.tree import Node, SnapshotTree, mint
@@ -35,11 +37,22 @@ class Standing:
 class Family:
     """Made by the first environment, closed by the last; its methods may be called from several threads."""
 
-    def __init__(self, driver: Driver, home: Path) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        home: Path,
+        *,
+        ledger: Ledger | None = None,
+        tree: str | None = None,
+        most_history: int | None = None,
+    ) -> None:
+        """With a ledger the tree outlives this process, if the driver is durable; `tree` goes on with one that did."""
         self.driver = driver
         self.capabilities = driver.probe()
         self.tree = SnapshotTree()
-        self._grounds = Grounds(home)
+        self.ledger = ledger
+        self.most_history = most_history
+        self._grounds = Grounds(home, tree, kept=ledger is not None and driver.durable)
         self._manifests: dict[str, Manifest] = {}
         self._manifest_lock = threading.Lock()
 
@@ -98,14 +111,60 @@ class Family:
                 processes=captured.processes,
             )
             node = Node(snapshot, captured, place)
+            self.tell(node)
             self.tree.add(node)
             self.tree.advanced(environment, snapshot.id)
             return node
         finally:
             self.tree.release(name)
 
+    def tell(self, node: Node) -> None:
+        if self.ledger is not None:
+            handle = self.driver.note_of(node.captured) if self.driver.durable else None
+            self.ledger.snapshot(SnapshotNote(node.snapshot, handle))
+
+    def recall(self, note: SnapshotNote) -> Node:
+        """Hang a snapshot into the tree that another process took."""
+        snapshot = note.snapshot
+        captured = Captured(
+            handle=self.driver.handle_of(note.handle),
+            captured=snapshot.captured,
+            not_captured=snapshot.not_captured,
+            files_bytes=snapshot.files_bytes,
+            memory_bytes=snapshot.memory_bytes,
+            paused_ms=snapshot.paused_ms,
+            processes=snapshot.processes,
+        )
+        node = Node(snapshot, captured, self._grounds.known(snapshot.id))
+        self.tree.add(node)
+        return node
+
+    def adopt(self, note: Mapping[str, Any], name: str) -> Standing:
+        place = self._grounds.known(name)
+        return Standing(self.driver.adopt(note, place), place)
+
+    def clear_strays(self, known: Iterable[str]) -> list[str]:
+        """Remove what nobody told of: a process was killed between making it and telling. Returns the names."""
+        kept, gone = set(known), []
+        for place in self._grounds.places():
+            if place.name not in kept:
+                self.driver.abandon(place)
+                self._grounds.clear(place)
+                gone.append(place.name)
+        return gone
+
+    def leave(self) -> None:
+        """This process ends, the tree does not."""
+        self._grounds.leave()
+
     def discard(self, node: Node) -> None:
-        self.driver.discard(node.captured)
+        if self.ledger is not None:  # first: what is told must be there
+            self.ledger.snapshot_gone(node.snapshot.id)
+        try:
+            self.driver.discard(node.captured)
+        except BaseException:
+            self.tell(node)
+            raise
         self._grounds.clear(node.place)
         self.tree.drop(node)
         self._manifests.pop(node.snapshot.id, None)

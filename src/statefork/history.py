@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -65,10 +66,12 @@ class Stats:
 class History(Sequence[Operation]):
     """The operations of one environment, oldest first; safe to read while other threads add to it."""
 
-    def __init__(self, environment: str, backend: str) -> None:
+    def __init__(self, environment: str, backend: str, *, most: int | None = None) -> None:
+        """`most`: keep only that many, the newest; an environment that lives for weeks must not grow."""
         self._environment = environment
         self._backend = backend
-        self._operations: list[Operation] = []
+        self._operations: deque[Operation] = deque(maxlen=most)
+        self._count = 0
         self._lock = threading.Lock()
 
     def add(
@@ -84,8 +87,9 @@ class History(Sequence[Operation]):
         details: Mapping[str, Any] | None = None,
     ) -> Operation:
         with self._lock:
+            self._count += 1
             record = Operation(
-                number=len(self._operations) + 1,
+                number=self._count,
                 operation=operation,
                 environment=self._environment,
                 backend=self._backend,
@@ -108,6 +112,8 @@ class History(Sequence[Operation]):
     @overload
     def __getitem__(self, index: slice) -> list[Operation]: ...
     def __getitem__(self, index: int | slice) -> Operation | list[Operation]:
+        if isinstance(index, slice):
+            return list(self)[index]
         return self._operations[index]
 
     def __iter__(self) -> Iterator[Operation]:

@@ -24,6 +24,7 @@ __all__ = [
     "RunRequest",
     "Snapshot",
     "Stream",
+    "Usage",
 ]
 
 Stream = Literal["stdout", "stderr"]
@@ -115,10 +116,12 @@ class ExecRequest:
     command: bytes
     """Any bytes but NUL, several lines included. Never passed through a second quoting."""
     timeout: float | None = None
-    stdin: bytes | None = None
-    """None: the command reads from /dev/null."""
+    stdin: bytes | IO[bytes] | None = None
+    """None: the command reads from /dev/null. A file is read to its end, while the command runs where the backend can."""
     on_output: OnOutput | None = None
     output_limit_bytes: int = OUTPUT_LIMIT_BYTES
+    on_start: Callable[[int], None] | None = None
+    """Told the number by which `Live.follow` and `Live.signal` know the command; never called where they do not work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,16 @@ class RunRequest:
     """Set on top of the environment's own variables."""
     on_output: OnOutput | None = None
     output_limit_bytes: int = OUTPUT_LIMIT_BYTES
+    on_start: Callable[[int], None] | None = None
+    """As in ExecRequest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a live environment has used since it came up (CPU), and holds at this moment (memory)."""
+
+    cpu_seconds: float
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

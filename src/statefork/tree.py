@@ -6,7 +6,7 @@ import re
 import secrets
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from statefork.driver import Captured, Place
 from statefork.errors import Ambiguous, Exists, HasChildren, NotFound, UsageError, WrongState
@@ -95,6 +95,7 @@ class SnapshotTree:
         self._nodes: dict[str, Node] = {}
         self._reserved: set[str] = set()
         self._stands: dict[str, tuple[str | None, str | None]] = {}
+        self._pinned: set[str] = set()
         self._lock = threading.RLock()
 
     def reserve(self, name: str | None) -> None:
@@ -142,6 +143,8 @@ class SnapshotTree:
             if len(doomed) > 1 and not recursive:
                 raise HasChildren(f"snapshot {node.snapshot.id} has children; pass recursive=True to remove them too")
             ids = {n.snapshot.id for n in doomed}
+            if pinned := ids & self._pinned:
+                raise WrongState(f"snapshot {min(pinned)} is pinned; unpin it first")
             users = [e for e, (origin, latest) in self._stands.items() if origin in ids or latest in ids]
             if users:
                 raise WrongState(
@@ -152,6 +155,35 @@ class SnapshotTree:
     def drop(self, node: Node) -> None:
         with self._lock:
             self._nodes.pop(node.snapshot.id, None)
+            self._pinned.discard(node.snapshot.id)
+
+    def rename(self, reference: str, name: str | None) -> Node:
+        """None takes the name away. Raises: Exists."""
+        with self._lock:
+            node = self.find(reference)
+            if name == node.snapshot.name:
+                return node
+            self.reserve(name)
+            self.release(name)
+            renamed = replace(node, snapshot=replace(node.snapshot, name=name))
+            self._nodes[node.snapshot.id] = renamed
+            return renamed
+
+    def pin(self, reference: str, pinned: bool) -> Node:
+        """A pinned snapshot is not removed, and its tree stays when the last environment has left."""
+        with self._lock:
+            node = self.find(reference)
+            (self._pinned.add if pinned else self._pinned.discard)(node.snapshot.id)
+            return node
+
+    def is_pinned(self, snapshot: str) -> bool:
+        return snapshot in self._pinned
+
+    @property
+    def needed(self) -> bool:
+        """Somebody lives in it, or wants something of it to stay."""
+        with self._lock:
+            return bool(self._stands or self._pinned)
 
     def children_first(self) -> list[Node]:
         with self._lock:
@@ -186,10 +218,20 @@ class SnapshotTree:
             self._stands[environment] = (self._stands[environment][0], snapshot)
 
     def leave(self, environment: str) -> bool:
-        """The environment is gone; True if it was the last."""
+        """The environment is gone; True if it was the last and nothing is pinned."""
         with self._lock:
             self._stands.pop(environment, None)
-            return not self._stands
+            return not self.needed
+
+    def stands(self, environment: str) -> tuple[str | None, str | None]:
+        """The snapshot that it was made from, and the parent of its next one."""
+        with self._lock:
+            return self._stands[environment]
+
+    def stood(self, environment: str, origin: str | None, latest: str | None) -> None:
+        """It was there already, when another process looked after the tree."""
+        with self._lock:
+            self._stands[environment] = (origin, latest)
 
     def parent_of(self, environment: str) -> Node | None:
         with self._lock:

@@ -165,27 +165,34 @@ class Session:
         on_stderr: Callable[[bytes], None] | None = None,
         on_start: Callable[[int], None] | None = None,
         limit: int = commands.DEFAULT_LIMIT,
+        stdin: BinaryIO | None = None,
+        seen: tuple[int, int] = (0, 0),
     ) -> ExecResult:
         """The outcome of a command that somebody started, by default of the one in the shell now.
 
-        A fork of a session that was in the middle of a command goes on with it: here is its exit code.
+        A fork of a session that was in the middle of a command goes on with it: here is its exit code. `stdin` goes on
+        where its last caller's ended; `seen` bytes of stdout and stderr are left out.
         """
         if command_id is None:
             state = self.state()
             command_id = int(state["current"]) or int(state["last"])
             if command_id <= 0:
                 raise WrongState(f"session {self.id} has run no command yet", session=self.id)
-        request = commands.Request(b"", b"", timeout=timeout)
+        request = commands.Request(b"", b"", stdin, timeout)
         request.on_stdout, request.on_stderr, request.limit = on_stdout, on_stderr, limit
         if on_start is not None:
             on_start(command_id)
-        return commands.follow(self, command_id, request)
+        return commands.follow(self, command_id, request, seen)
 
     def signal(self, number: int, command_id: int | None = None) -> None:
         """Send a signal to the foreground job of the running command (or to the `run` program with that id)."""
         target = command_id if command_id is not None else int(self.state()["current"])
         if target:
             commands.tell(self, frames.SIGNAL, target, bytes([number]))
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the size of the session's terminal."""
+        commands.tell(self, frames.RESIZE, 0, frames.SIZE.pack(rows, columns), answered=False)
 
     def state(self) -> dict[str, str]:
         """What init says: shell_pid, state (idle, busy, prompt, starting), current, cwd, ..."""

@@ -195,7 +195,8 @@ class PersistentShell:
             line = b"__statefork_text=$(\\command cat " + path + b'); \\eval "${__statefork_text%x}"'
         source = b"/dev/null"
         if request.stdin is not None:
-            files.append(self._stage(request.stdin))
+            given = request.stdin if isinstance(request.stdin, bytes) else request.stdin.read()
+            files.append(self._stage(given))
             source = _quoted(files[-1].encode())
         return line + b" <" + source + b" >&8 2>&9 8>&- 9>&-\n", files
 

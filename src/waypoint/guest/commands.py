@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import BinaryIO, Protocol
 
-from waypoint.errors import Busy, DiskFull, ExecTimeout, KernelError, SessionDead, UsageError, WrongState
+from waypoint.errors import Busy, DiskFull, ExecTimeout, KernelError, NotFound, SessionDead, UsageError, WrongState
 from waypoint.guest import frames
 from waypoint.guest.connection import Connection
 from waypoint.guest.feed import Feed
@@ -132,16 +132,23 @@ def execute(link: Link, request: Request) -> ExecResult:
     return _drive(link, request, _Progress(request.limit))
 
 
-def follow(link: Link, command_id: int, request: Request) -> ExecResult:
-    """Wait for a command that somebody else started, or that was running when this session was forked."""
-    return _drive(link, request, _Progress(request.limit, command_id))
+def follow(link: Link, command_id: int, request: Request, seen: tuple[int, int] = (0, 0)) -> ExecResult:
+    """Wait for a command that somebody else started, or that was running when this session was forked.
+
+    `seen` bytes of stdout and stderr are known to the caller, and not sent again.
+    """
+    progress = _Progress(request.limit, command_id)
+    progress.offsets = list(seen)
+    return _drive(link, request, progress)
 
 
-def tell(link: Link, kind: bytes, command_id: int, payload: bytes = b"") -> None:
-    """Send one frame about a command over a connection of its own."""
+def tell(link: Link, kind: bytes, command_id: int, payload: bytes = b"", *, answered: bool = True) -> None:
+    """Send one frame about a command over a connection of its own. One without an answer is followed by one with."""
     connection, _ = link.connect()
     with connection:
         connection.send(kind, command_id, payload)
+        if not answered:
+            connection.send(frames.HELLO)
         connection.receive(time.monotonic() + 10)
 
 
@@ -149,6 +156,8 @@ def _drive(link: Link, request: Request, progress: _Progress) -> ExecResult:
     began = time.monotonic()
     deadline = None if request.timeout is None else began + request.timeout
     feed = Feed(request.stdin)
+    if progress.id:
+        feed.joining()
     while True:
         connection, epoch = link.connect()
         with connection:
@@ -225,6 +234,8 @@ def _handle(link: Link, frame: Frame, request: Request, progress: _Progress) -> 
         raise Busy(f"session {link.session}: the shell is running another command", session=link.session)
     elif frame.type == frames.ERROR:
         message = frame.payload.decode(errors="replace")
+        if message.startswith("no command"):
+            raise NotFound(f"session {link.session}: {message}: it ended long ago, or never was", session=link.session)
         if message.startswith("no user"):
             raise UsageError(f"session {link.session}: {message}", session=link.session)
         if message.endswith(os.strerror(errno.ENOSPC)):

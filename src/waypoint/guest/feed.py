@@ -38,6 +38,11 @@ class Feed:
         self._sent: int | None = 0
         """Offset of the next byte to send; None until init has told what it has."""
 
+    def joining(self) -> None:
+        """Another caller has fed the command before: what init has received of that is where our bytes begin."""
+        self._sent = None
+        self._first = -1
+
     def disconnected(self) -> None:
         self._sent, self._end_sent = None, False
 
@@ -46,6 +51,10 @@ class Feed:
         if written == _NOT_WANTED:
             self._wanted = False
             return
+        if self._first < 0:
+            self._first = self._sent = received
+            return
+        written = max(written, self._first)  # what another caller sent is still under way
         del self._kept[: written - self._first]
         self._first = written
         if self._sent is None:
@@ -54,7 +63,7 @@ class Feed:
     @property
     def fileno(self) -> int:
         """What to watch for more, -1 when there is no room or no file."""
-        return self._file if self._wanted and not self._ended and len(self._kept) < _WINDOW else -1
+        return self._file if self._wanted and not self._ended and self._first >= 0 and len(self._kept) < _WINDOW else -1
 
     @property
     def ready(self) -> bool:

@@ -13,7 +13,7 @@ import select
 import struct
 import termios
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -24,7 +24,7 @@ from waypoint.guest.connection import Connection
 from waypoint.guest.screen import Modes, without_questions
 from waypoint.kernel import signals
 
-__all__ = ["DETACH", "attach", "parse_keys"]
+__all__ = ["DETACH", "Remote", "attach", "parse_keys"]
 
 DETACH = b"\x1d"
 """Ctrl-]"""
@@ -180,6 +180,50 @@ class _Attached:
         return rows or 24, columns or 80
 
 
+class Remote(_Attached):
+    """A terminal that is somewhere else, at the other end of a network: no keys detach it, its owner does."""
+
+    def __init__(self, link: Link, rows: int, columns: int) -> None:
+        self._typed, self._typing = os.pipe()
+        self._rung, self._ringing = os.pipe()
+        super().__init__(link, self._typed, -1, self._rung, _NoKeys())
+        self._rows_columns = rows, columns
+        self._show: Callable[[bytes], None] = lambda data: None
+
+    def serve(self, draw: Callable[[bytes], None]) -> Left:
+        """As `attach`, until `close`. Called once; the descriptors are gone afterwards."""
+        self._show = draw
+        try:
+            return self.run()
+        finally:
+            for fd in (self._typed, self._rung, self._ringing):
+                os.close(fd)
+            self._ringing = -1
+            self.close()
+
+    def type(self, keys: bytes) -> None:
+        view = memoryview(keys)
+        while view and self._typing >= 0:
+            view = view[os.write(self._typing, view) :]
+
+    def resize(self, rows: int, columns: int) -> None:
+        self._rows_columns = rows, columns
+        if self._ringing >= 0:
+            os.write(self._ringing, bytes([signals.RESIZED]))
+
+    def close(self) -> None:
+        fd, self._typing = self._typing, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _size(self) -> tuple[int, int]:
+        return self._rows_columns
+
+    def _draw(self, data: bytes) -> None:
+        self._modes.watch(data)
+        self._show(data)
+
+
 class _DetachKeys:
     """Finds the keys that detach in what is typed; holds back what may become them."""
 
@@ -200,3 +244,11 @@ class _DetachKeys:
         kept = next((n for n in range(most, 0, -1) if self._keys.startswith(typed[-n:])), 0)
         self._held = typed[len(typed) - kept :]
         return typed[: len(typed) - kept], False
+
+
+class _NoKeys(_DetachKeys):
+    def __init__(self) -> None:
+        super().__init__(b"")
+
+    def feed(self, typed: bytes | None) -> tuple[bytes, bool]:
+        return (b"", True) if typed is None else (typed, False)
