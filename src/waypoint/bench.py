@@ -100,11 +100,13 @@ def _round(session: Session, samples: dict[str, list[float]], i: int) -> None:
     add("snapshot, session paused", paused[0])
     session.exec("BENCH=broken; rm /bench-file")
 
-    def restore() -> None:
-        session.restore(taken[0])
+    def restore(*, verify: bool = False) -> None:
+        session.restore(taken[0], verify=verify)
         _ask(session, wanted)
 
     add("restore, until the first correct exec", _timed(restore))
+    session.exec("BENCH=broken; rm /bench-file")
+    add("restore --verify, until the first correct exec", _timed(lambda: restore(verify=True)))
     forks: list[Session] = []
 
     def fork() -> None:

@@ -6,11 +6,14 @@ What is refused outright is in `obstacles`; what is given back after a restore i
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
 import os
+import stat
 
 from waypoint.kernel.inspect import address
 from waypoint.kernel.processes import namespace_pids
+from waypoint.kernel.syscalls import pidfd_getfd
 
 __all__ = ["find_losses"]
 
@@ -22,7 +25,7 @@ def find_losses(init_pid: int, *, filtered: bool) -> list[str]:
     found = _outside_connections(init_pid)
     for pid in namespace_pids(init_pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            found += _semaphores(pid)
+            found += _descriptors(pid)
             found += _nested_terminal(pid)
             if not filtered:
                 found += _sealed(pid)
@@ -49,23 +52,52 @@ def _outside_connections(init_pid: int) -> list[str]:
     return found
 
 
-def _semaphores(pid: int) -> list[str]:
-    """An eventfd that counts down by one comes back as one that is emptied by a read."""
+def _descriptors(pid: int) -> list[str]:
     found = []
     for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            if os.readlink(f"/proc/{pid}/fd/{name}") == "anon_inode:[eventfd]":
-                with open(f"/proc/{pid}/fdinfo/{name}") as info:
-                    if any(line.split() == ["eventfd-semaphore:", "1"] for line in info):
-                        inside = _inside(pid)
-                        found.append(f"that eventfd {name} of process {inside} is a semaphore: it comes back as a counter")
+        with contextlib.suppress(OSError):
+            link = os.readlink(f"/proc/{pid}/fd/{name}")
+            if link == "anon_inode:[eventfd]":
+                found += _semaphore(pid, name)
+            elif link.startswith("/") and not link.startswith(("/dev/", "/proc/", "/sys/")):
+                found += _database(pid, int(name), link)
     return found
+
+
+def _semaphore(pid: int, fd: str) -> list[str]:
+    """An eventfd that counts down by one comes back as one that is emptied by a read."""
+    with open(f"/proc/{pid}/fdinfo/{fd}") as info:
+        if any(line.split() == ["eventfd-semaphore:", "1"] for line in info):
+            return [f"that eventfd {fd} of process {_inside(pid)} is a semaphore: it comes back as a counter"]
+    return []
+
+
+def _database(pid: int, fd: int, path: str) -> list[str]:
+    """SQLite compares inode numbers before it writes with a rollback journal; in WAL mode it does not.
+
+    Read through the process's own descriptor: opening the file anew would break a lease on it.
+    """
+    if not stat.S_ISREG(os.stat(f"/proc/{pid}/fd/{fd}").st_mode):
+        return []
+    own = pidfd_getfd(pid, fd)
+    try:
+        if fcntl.fcntl(own, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
+            return []
+        header = os.pread(own, 19, 0)
+    finally:
+        os.close(own)
+    if header[:16] != b"SQLite format 3\0" or header[18] != 1:
+        return []
+    return [
+        f"writing to the SQLite database {path} through the connection that process {_inside(pid)} has open: after a restore it may "
+        "say that the database is readonly; open it anew, or use WAL mode"
+    ]
 
 
 def _nested_terminal(pid: int) -> list[str]:
     """CRIU gives a terminal to the leader of its session only; a shell below it cannot move jobs about any more."""
-    with open(f"/proc/{pid}/stat", "rb") as stat:
-        words = stat.read().rpartition(b")")[2].split()
+    with open(f"/proc/{pid}/stat", "rb") as line:
+        words = line.read().rpartition(b")")[2].split()
     session, terminal, foreground, group = (int(words[index]) for index in (3, 4, 5, 2))
     if pid == session or terminal == 0 or foreground != group:
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sqlite3
 import threading
 
 from .probe import Probe
@@ -101,6 +102,16 @@ class SemaphoreEventfd(_Named):
     def __init__(self) -> None:
         self.fd = _libc.eventfd(2, os.O_NONBLOCK | 1)
         assert self.fd >= 0
+
+
+class OpenDatabase(_Named):
+    """A writable connection to an SQLite database with a rollback journal."""
+
+    names = r"SQLite database \S*/data\.db through the connection that process \d+ has open"
+
+    def __init__(self) -> None:
+        self.db = sqlite3.connect(f"{self.directory}/data.db", isolation_level=None, check_same_thread=False)
+        self.db.execute("create table t (n integer)")
 
 
 class MemorySeal(_Named):
