@@ -7,18 +7,22 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint demo bench clean
+.PHONY: help setup setup-tests test test-all lint demo bench clean
 
 BIN := .venv/bin
 NOT_YET := --ignore tests/fidelity/test_waypoint_cases.py --ignore tests/contract/test_qemu.py
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '1,/^$$/s/^# //p' Makefile
 
 setup: .venv/.made
 	@$(BIN)/waypoint setup --system-packages
-	@$(BIN)/statefork setup gvisor
 	@$(BIN)/python -m compileall -q src	# also where PYTHONDONTWRITEBYTECODE is set: `waypoint exec` is mostly its imports
+
+# What only the other backends and the tests need: some hundred megabytes of Debian packages, the first time.
+setup-tests: setup
+	@$(BIN)/waypoint setup --all-packages
+	@$(BIN)/statefork setup gvisor
 
 # The virtualenv follows the list of dependencies: it is made again when that changes, and at no other time.
 .venv/.made: pyproject.toml scripts/bootstrap.sh
@@ -30,12 +34,12 @@ lint: .venv/.made
 	$(BIN)/mypy
 	@if grep -q '^\[tool.importlinter\]' pyproject.toml || [ -f .importlinter ]; then $(BIN)/lint-imports; fi
 
-test: setup lint
+test: setup-tests lint
 	# real kernels, daemons and a shared machine: what fails is tried once more, and the summary counts it as rerun
 	$(BIN)/pytest tests --reruns 1 --reruns-delay 1 $(NOT_YET)
 
 # Every test there is, the long ones that are not yet proven free of flakes too: the fidelity cases and the microVMs.
-test-all: setup lint
+test-all: setup-tests lint
 	$(BIN)/pytest tests --reruns 1 --reruns-delay 1
 
 demo: setup

@@ -24,14 +24,16 @@ class _Done:
 
 @click.command()
 @click.option("--system-packages", is_flag=True, help="Also install the Debian packages that Waypoint uses.")
+@click.option("--all-packages", is_flag=True, help="Also those of the other backends and of the tests.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
-def setup(system_packages: bool, as_json: bool) -> None:
+def setup(system_packages: bool, all_packages: bool, as_json: bool) -> None:
     """Get a CRIU that works on this kernel and compile Waypoint's own two programs.
 
     Both go into one directory for the whole host: $WAYPOINT_TOOLS, else /opt/waypoint.
-    The host's packages are not touched unless --system-packages is given.
+    The host's packages are not touched unless --system-packages or --all-packages is given.
     """
-    done = [*([_packages()] if system_packages else []), _criu(), *(_program(program) for program in tools.PROGRAMS)]
+    packages = [_packages(everything=all_packages)] if system_packages or all_packages else []
+    done = [*packages, _criu(), *(_program(program) for program in tools.PROGRAMS)]
     if as_json:
         document = {
             "prefix": str(tools.prefix()),
@@ -46,12 +48,12 @@ def setup(system_packages: bool, as_json: bool) -> None:
         click.echo(f"{one.what:<10} {'ready now' if one.changed else 'was ready'}   {one.detail}")
 
 
-def _packages() -> _Done:
+def _packages(*, everything: bool) -> _Done:
     """A package that this release lacks is named and left out: `waypoint doctor` then says which feature lacks it."""
     from waypoint.kernel.packages import install_packages, listed_packages
 
     try:
-        new = install_packages(listed_packages(), _progress)
+        new = install_packages(listed_packages(everything=everything), _progress)
     except HostUnsupported as error:
         if "missing" not in error.details:
             raise

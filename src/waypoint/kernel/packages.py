@@ -15,11 +15,18 @@ __all__ = ["install_packages", "listed_packages", "missing_packages"]
 _ATTEMPTS = 3
 _TIMEOUT_S = 1800.0
 _LIST = Path(__file__).with_name("packages.txt")
+_SECOND_PART = "# -- "
 
 
-def listed_packages() -> list[str]:
-    """The one list: scripts/packages.txt in a clone, to which the file here is a symlink; a wheel carries a copy."""
-    lines = (line.split("#")[0].strip() for line in _LIST.read_text().splitlines())
+def listed_packages(*, everything: bool = False) -> list[str]:
+    """The one list: scripts/packages.txt in a clone, to which the file here is a symlink; a wheel carries a copy.
+
+    `everything`: not only what Waypoint needs, also what the other backends and the tests do.
+    """
+    text = _LIST.read_text()
+    if not everything:
+        text = text.partition(f"\n{_SECOND_PART}")[0]
+    lines = (line.split("#")[0].strip() for line in text.splitlines())
     return [line for line in lines if line]
 
 
