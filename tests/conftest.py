@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rootfs import bash_rootfs
+from services import docker, docker_busybox, docker_debian, podman, podman_busybox, podman_debian  # noqa: F401  fixtures
 from waypoint.bases import base_from_rootfs
 from waypoint.engine import Engine
 from waypoint.kernel import cgroups, nat, processes

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,11 +17,12 @@ from rootfs import bash_rootfs
 from statefork import Environment, create_env_manager
 from statefork.backends.gvisor import GvisorDriver
 from statefork.backends.gvisor_guest import outside_connections
-from statefork.backends.gvisor_install import fetch_runsc
-from statefork.backends.gvisor_sandbox import sandbox_processes
-from statefork.errors import HostUnsupported, NotCapturable, UsageError
+from statefork.backends.gvisor_install import fetch_runsc, find_runsc
+from statefork.backends.gvisor_sandbox import CAPABILITIES, kill_sandboxes, sandbox_processes
+from statefork.errors import HostUnsupported, NotCapturable, NotFound, Unsupported, UsageError
 from statefork.home import collect
 from statefork.testing.contract import BackendContract, Subject
+from statefork.testing.contract.subject import eventually
 
 
 def left_behind(home: Path) -> list[str]:
@@ -34,10 +40,124 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bash_rootfs(tmp_path_factory.mktemp("rootfs") / "root")
 
 
+class UsersContainer:
+    """Started by hand, with a state directory of its own. It counts in its memory, and notes the number in a file."""
+
+    def __init__(self, small: Path, where: Path, *flags: str, user: int = 0) -> None:
+        self.name = f"users-own-{secrets.token_hex(4)}"
+        self.state = where / "state"
+        (where / "bundle").mkdir(parents=True)
+        (where / "data").mkdir()
+        config = {
+            "ociVersion": "1.0.0",
+            "process": {
+                "user": {"uid": user, "gid": user},
+                "args": ["/bin/sh", "-c", "n=0; while :; do n=$((n+1)); echo $n >/tmp/n; sleep 0.1; done"],
+                "env": ["PATH=/usr/bin:/bin"],
+                "cwd": "/usr",
+                "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), CAPABILITIES),
+            },
+            "root": {"path": str(small)},
+            "mounts": [
+                {"destination": "/proc", "type": "proc", "source": "proc"},
+                {"destination": "/mnt", "type": "bind", "source": str(where / "data"), "options": ["rbind", "rw"]},
+            ],
+            "linux": {"namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")]},
+        }
+        (where / "bundle/config.json").write_text(json.dumps(config))
+        self._runsc = [str(find_runsc()), f"--root={self.state}", "--network=none", "--ignore-cgroups", *flags]
+        with open(where / "log", "wb") as log:
+            argv = [*self._runsc, "run", "--detach", "--bundle", str(where / "bundle"), self.name]
+            subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._filestore = small / f".gvisor.filestore.{self.name}"
+
+    def said(self, script: str) -> str:
+        argv = [*self._runsc, "exec", self.name, "/bin/sh", "-c", script]
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+    def __enter__(self) -> UsersContainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        kill_sandboxes(self.state)
+        self._filestore.unlink(missing_ok=True)
+
+
 class TestGvisor(BackendContract):
     @pytest.fixture(scope="class")
-    def subject(self, small: Path) -> Subject:
-        return Subject("gvisor_build", {"rootfs": small}, left_behind, spoil=spoil)
+    @classmethod
+    def subject(cls, small: Path, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+        @contextmanager
+        def attach(home: Path) -> Iterator[Environment]:
+            with UsersContainer(small, tmp_path_factory.mktemp("users-own")) as users:
+                before = sandbox_processes(users.state)
+                with create_env_manager("gvisor_attach", home=home, container_name=users.name) as environment:
+                    yield environment
+                assert sandbox_processes(users.state) == before
+                assert "statefork" not in users.said("ls -a / /tmp; cat /proc/[0-9]*/cmdline")
+                counted = users.said("cat /tmp/n")
+                eventually("it counts on", lambda: users.said("cat /tmp/n") not in ("", counted))
+
+        return Subject("gvisor_build", {"rootfs": small}, left_behind, attach=attach, spoil=spoil)
+
+
+class TestGvisorAttach:
+    def test_what_comes_back_is_the_containers_own(self, small: Path, tmp_path: Path) -> None:
+        with UsersContainer(small, tmp_path / "own", user=1000) as users:
+            arguments = {"container_name": users.name, "root": users.state}
+            with create_env_manager("gvisor_attach", home=tmp_path / "home", **arguments) as environment:
+                assert environment.capabilities.restores == {"files", "processes", "memory"}
+                assert "runsc exec" in environment.capabilities.missing["shell"]
+                result = environment.exec_command("id -u; pwd; mine=1; sleep 613 & echo file >/tmp/file", timeout=60)
+                assert result.stdout == "1000\n/usr\n"
+                snapshot = environment.snapshot()
+                (taken,) = environment.snapshots()
+                assert "the shell" in taken.not_captured
+                assert any("sleep 613" in one for one in taken.not_captured)
+                assert any("/mnt" in one for one in taken.not_captured)
+                assert not any("sleep 613" in line for line in taken.processes)
+                alive = environment.exec_command("echo $mine; kill -0 $! && echo runs")
+                assert (alive.stdout, alive.shell_restarted) == ("1\nruns\n", False)
+                with pytest.raises(NotCapturable, match="sleep 613"):
+                    environment.snapshot(mode="full")
+                stood = int(environment.read_file("/tmp/n"))
+                assert environment.restore(snapshot).shell_restarted
+                result = environment.exec_command(
+                    'echo "mine=$mine"; cat /tmp/file; cat /proc/[0-9]*/cmdline | tr "\\0" " "'
+                )
+                assert result.stdout.startswith("mine=\nfile\n")
+                assert "sleep 613" not in result.stdout
+                eventually("the copy counts on", lambda: int(environment.read_file("/tmp/n") or 0) > stood)
+                assert environment.description != users.name
+                (fork,) = environment.fork()
+                with fork:
+                    assert fork.exec_command("cat /tmp/file").stdout == "file\n"
+            assert "statefork" not in users.said("ls -a /")
+
+    def test_a_killed_owner_is_cleared_up_after(self, small: Path, tmp_path: Path) -> None:
+        owner = (
+            "import os, signal, sys\nfrom statefork import create_env_manager\n"
+            "environment = create_env_manager('gvisor_attach', home=sys.argv[1], container_name=sys.argv[2])\n"
+            "environment.fork(1)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        with UsersContainer(small, tmp_path / "own") as users:
+            argv = [sys.executable, "-c", owner, str(tmp_path / "home"), users.name]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+            assert done.returncode == -9, done.stderr
+            assert "statefork" in users.said("ls -a /")
+            removed = list(collect(tmp_path / "home", [GvisorDriver]))
+            assert f"gvisor shell in {users.name}" in removed
+            assert left_behind(tmp_path / "home") == []
+            assert "statefork" not in users.said("ls -a /; cat /proc/[0-9]*/cmdline")
+
+    def test_what_cannot_be_taken_is_refused(self, small: Path, tmp_path: Path) -> None:
+        with UsersContainer(small, tmp_path / "own", "--overlay2=none") as users:
+            with pytest.raises(Unsupported, match="overlay2"):
+                create_env_manager("gvisor_attach", home=tmp_path, container_name=users.name)
+            with pytest.raises(NotFound, match=f"{users.name} .root={users.state}"):
+                create_env_manager("gvisor_attach", home=tmp_path, container_name="surely-not")
+            with pytest.raises(NotFound, match="root="):
+                create_env_manager("gvisor_attach", home=tmp_path, container_name=users.name, root=tmp_path)
 
 
 class TestGvisorOnly:
@@ -76,6 +196,12 @@ class TestGvisorOnly:
             with pytest.raises(NotCapturable, match="sleep 611"):
                 environment.snapshot()
             assert environment.exec_command("echo $still; kill $(cat /tmp/left)").stdout == "here\n"
+            environment.run(["sh", "-c", "sleep 612 </dev/null >/dev/null 2>&1 & echo $! >/tmp/left"])
+            with pytest.raises(NotCapturable, match="sleep 612"):
+                environment.snapshot()
+            environment.exec_command("kill $(cat /tmp/left); sleep 614 &")
+            environment.restore(environment.snapshot())
+            assert "sleep 614" in environment.exec_command("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
 
     def test_what_is_not_there(self, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UsageError, match="dockerfile_dir or rootfs"):

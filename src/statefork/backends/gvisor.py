@@ -11,42 +11,26 @@ import re
 import secrets
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from statefork.backends.fifos import FIFO_DIRECTORY, FifoChannel
-from statefork.backends.gate import Gate
-from statefork.backends.guest_run import run_in_guest
+from statefork.backends.gvisor_attach import Copied, attach_to, find_container, revive_copy, sweep_attached
 from statefork.backends.gvisor_bases import make_base, note_base, sweep_bases
-from statefork.backends.gvisor_guest import Inside, look_inside
 from statefork.backends.gvisor_install import SETUP, find_runsc, runsc_version
-from statefork.backends.gvisor_sandbox import (
-    Sandbox,
-    failure,
-    kill_sandboxes,
-    launch,
-    sandbox_processes,
-    write_bundle,
-)
+from statefork.backends.gvisor_live import BROUGHT_BACK, Checkpoint, GvisorLive
+from statefork.backends.gvisor_sandbox import Sandbox, kill_sandboxes, launch, write_bundle
 from statefork.backends.option_values import choice
-from statefork.backends.persistent_shell import PersistentShell, ShellState
+from statefork.backends.persistent_shell import ShellState
 from statefork.backends.probe_cache import remembered
 from statefork.driver import Captured, Driver, Live, Place
-from statefork.errors import HostUnsupported, KernelError, NotCapturable, SessionDead, WaypointError
-from statefork.manifest import Manifest, read_guest_manifest
-from statefork.model import Capabilities, Capability, ExecRequest, ExecResult, Mode, RunRequest
-from statefork.registry import Argument, Backend, Method, directory, path
+from statefork.errors import HostUnsupported, WaypointError
+from statefork.model import Capabilities, Capability, ExecRequest
+from statefork.registry import Argument, Backend, Method, directory, path, text
 from waypoint.build.base import Base, StartState
 from waypoint.kernel.programs import run_program
 
-__all__ = ["BACKEND", "GvisorDriver", "GvisorOptions"]
-
-RUN_TIMEOUT = 30.0
-"""How long a snapshot waits for programs of `run` to end."""
-
-_BROUGHT_BACK = (Capability.FILES, Capability.PROCESSES, Capability.MEMORY)
+__all__ = ["BACKEND", "AttachedDriver", "GvisorDriver", "GvisorOptions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,109 +38,8 @@ class GvisorOptions:
     dockerfile_dir: Path | None = None
     rootfs: Path | None = None
     platform: str = "systrap"
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    image: Path
-    base: Base
-    shell: ShellState | None
-
-
-class GvisorLive(Live):
-    def __init__(self, sandbox: Sandbox, place: Place, base: Base, adopted: ShellState | None) -> None:
-        self.description = sandbox.name
-        self._sandbox = sandbox
-        self._base = base
-        self._io = place.directory / "io"
-        self._gate = Gate()
-        self._adopted = adopted
-        self._shell = PersistentShell(lambda: FifoChannel(self._io), self._aside, self._stage, self._dead, adopted)
-
-    def ready(self, timeout: float) -> None:
-        """As usual, but the shell's last status stays what it was."""
-        status = self._adopted.status if self._adopted else 0
-        self.exec(ExecRequest(b"(exit %d)" % status, timeout=timeout))
-
-    def exec(self, request: ExecRequest) -> ExecResult:
-        return self._shell.exec(request)
-
-    def run(self, request: RunRequest) -> ExecResult:
-        with self._gate.passing():
-            return run_in_guest(self._wrap, request, self._dead)
-
-    def capture(self, place: Place, mode: Mode, parent: Captured | None) -> Captured:
-        what = f"snapshot of sandbox {self._sandbox.name}"
-        image = place.directory / "image"
-        note_base(place, self._base)
-        with self._gate.alone(RUN_TIMEOUT):
-            inside = self._look(what)
-            files_bytes = self._sandbox.files_bytes()
-            began = time.perf_counter()
-            options = ["--leave-running", "--compression=none", f"--image-path={image}"]
-            done = self._sandbox.call("checkpoint", *options, self._sandbox.name)
-            paused_ms = (time.perf_counter() - began) * 1000
-        if done.exit_code != 0:
-            error = failure(what, done.stderr.decode(errors="replace"))
-            if isinstance(error, KernelError) and self._answers():
-                raise NotCapturable(f"{error.message}; the sandbox goes on")
-            raise error
-        shell = self._shell.state
-        size_bytes = sum(file.stat().st_blocks * 512 for file in image.iterdir())
-        return Captured(
-            handle=Checkpoint(image, self._base, shell),
-            captured=(*_BROUGHT_BACK, Capability.SHELL) if shell is not None else _BROUGHT_BACK,
-            files_bytes=min(files_bytes, size_bytes),
-            memory_bytes=max(size_bytes - files_bytes, 0),
-            paused_ms=paused_ms,
-            processes=inside.processes,
-        )
-
-    def stop(self) -> None:
-        self._shell.close()
-        kill_sandboxes(self._sandbox.state)
-
-    def manifest(self) -> Manifest:
-        found = read_guest_manifest(self.run)
-        return {path: facts for path, facts in found.items() if not f"{path}/".startswith(f"{FIFO_DIRECTORY}/")}
-
-    # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _look(self, what: str) -> Inside:
-        """Refuse before anything is stopped what could be stored but never brought back."""
-        inside = look_inside(self._sandbox, what)
-        if inside.outward:
-            raise NotCapturable(
-                f"{what}: {inside.outward[0]} still has the output of a program that was started with `run`, which cannot be "
-                "stored; end it, or start it from the shell or with its streams redirected. The sandbox goes on"
-            )
-        if inside.connections:
-            raise NotCapturable(
-                f"{what}: it has {inside.connections[0]}, which runsc cannot store. The sandbox goes on"
-            )
-        return inside
-
-    def _answers(self) -> bool:
-        return self._sandbox.call("exec", self._sandbox.name, "/bin/sh", "-c", ":").exit_code == 0
-
-    def _wrap(self, request: RunRequest, argv: Sequence[str]) -> list[str]:
-        return self._sandbox.argv(*self._sandbox.exec_arguments(argv, request.env, request.cwd))
-
-    def _aside(self, script: str, *arguments: str) -> None:
-        done = self._sandbox.call(*self._sandbox.exec_arguments(["sh", "-c", script, "sh", *arguments], {}, "/"))
-        if done.exit_code == 128:
-            raise failure(f"sandbox {self._sandbox.name}", done.stderr.decode(errors="replace"))
-
-    def _stage(self, data: bytes) -> str:
-        name = f"staged-{secrets.token_hex(8)}"
-        (self._io / name).write_bytes(data)
-        (self._io / name).chmod(0o666)
-        return f"{FIFO_DIRECTORY}/{name}"
-
-    def _dead(self, said: str) -> WaypointError:
-        if not sandbox_processes(self._sandbox.state):
-            return SessionDead(f"sandbox {self._sandbox.name} is gone: {said}")
-        return failure(f"sandbox {self._sandbox.name}", said)
+    runsc: Path | None = None
+    """None: the one that `find_runsc` finds."""
 
 
 class GvisorDriver(Driver):
@@ -188,17 +71,49 @@ class GvisorDriver(Driver):
         for tree in sorted(trees.iterdir()) if trees.is_dir() else ():
             if not in_use(tree.name) and (count := kill_sandboxes(tree)):
                 yield f"gvisor processes of {tree.name}: {count}"
+        yield from sweep_attached(home, in_use)
         yield from sweep_bases(home, in_use)
 
     def _up(self, place: Place, base: Base, verb: Sequence[str], shell: ShellState | None, what: str) -> Live:
         user, cwd = write_bundle(place.directory, base, "gvisor")
-        sandbox = _sandbox(place, find_runsc(), self.options.platform, user, cwd)
+        sandbox = _sandbox(place, self.options.runsc or find_runsc(), self.options.platform, user, cwd)
         launch(sandbox, place.directory, verb, what)
         try:
             return GvisorLive(sandbox, place, base, shell)
         except BaseException:
             kill_sandboxes(sandbox.state)
             raise
+
+
+class AttachedDriver(GvisorDriver):
+    """For a container of somebody else's, found by its name; copies of it are sandboxes of our own."""
+
+    def __init__(self, container_name: str, root: Path | None = None, platform: str | None = None) -> None:
+        super().__init__(GvisorOptions(platform=platform or "systrap"))
+        self._wanted = container_name, root, platform
+
+    def probe(self) -> Capabilities:
+        """By the runsc that runs the container. Pausing what is not ours cannot mean to end it."""
+        _, origin = find_container(*self._wanted)
+        platforms = [flag.partition("=")[2] for flag in origin.flags if flag.startswith("--platform=")]
+        platform = platforms[0] if platforms else "systrap"
+        key = f"gvisor-{platform}"
+        found = remembered(key, [str(origin.runsc)], lambda: _try(origin.runsc, platform))
+        reason = "runsc restore ends whatever came in through runsc exec"
+        return replace(
+            found, restores=frozenset(BROUGHT_BACK), pause_releases_memory=False, missing={Capability.SHELL: reason}
+        )
+
+    def attach(self, place: Place) -> Live:
+        return attach_to(*find_container(*self._wanted), place)
+
+    def revive(self, captured: Captured, place: Place) -> Live:
+        stored: Copied = captured.handle
+        return revive_copy(stored, place, _name(place))
+
+
+def _name(place: Place) -> str:
+    return f"statefork-{place.name}"
 
 
 def _sandbox(place: Place, runsc: Path, platform: str, user: str, cwd: str) -> Sandbox:
@@ -210,13 +125,13 @@ def _sandbox(place: Place, runsc: Path, platform: str, user: str, cwd: str) -> S
         "--host-fifo=open",
         f"--overlay2=root:dir={place.directory / 'files'}",
     )
-    return Sandbox(runsc, place.directory / "state", f"statefork-{place.name}", flags, user, cwd)
+    return Sandbox(runsc, place.directory / "state", _name(place), flags, user, cwd)
 
 
 def _try(runsc: Path, platform: str) -> Capabilities:
     """Store a sandbox over some of this host's programs, change everything in it, and look what a copy still knows."""
     mark = secrets.token_hex(8)
-    driver = GvisorDriver(GvisorOptions(platform=platform))
+    driver = GvisorDriver(GvisorOptions(platform=platform, runsc=runsc))
     what = f"gVisor ({runsc}, platform {platform}) cannot bring a sandbox back on this host"
     with tempfile.TemporaryDirectory(prefix="statefork-probe-") as scratch:
         root = Path(scratch) / "root"
@@ -244,7 +159,7 @@ def _try(runsc: Path, platform: str) -> Capabilities:
         raise HostUnsupported(f"{what}: a restored one answers {said}", fix=SETUP)
     return Capabilities(
         backend=GvisorDriver.name,
-        restores=frozenset({*_BROUGHT_BACK, Capability.SHELL}),
+        restores=frozenset({*BROUGHT_BACK, Capability.SHELL}),
         pause_releases_memory=True,
         snapshot_during_exec=False,
         versions={"runsc": runsc_version(runsc), "platform": platform},
@@ -283,6 +198,17 @@ BACKEND = Backend(
                 Argument("platform", choice("systrap", "ptrace", "kvm"), "how runsc meets system calls; systrap"),
             ),
             required=(("dockerfile_dir", "rootfs"),),
+        ),
+        Method(
+            "gvisor_attach",
+            AttachedDriver,
+            (
+                Argument("container_name", text, "a running container that runsc started"),
+                Argument("root", path, "the --root of its runsc; only needed if several containers have that name"),
+                Argument("platform", choice("systrap", "ptrace", "kvm"), "for the copies; the container's own"),
+            ),
+            required=(("container_name",),),
+            attach=True,
         ),
     ),
 )

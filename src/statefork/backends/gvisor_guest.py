@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from statefork.backends.gvisor_sandbox import Sandbox, failure
 from statefork.errors import SessionDead
 
-__all__ = ["Inside", "look_inside", "outside_connections"]
+__all__ = ["MARK", "Inside", "look_inside", "named", "outside_connections"]
+
+MARK = "STATEFORK_STARTED"
+"""A variable of every process that came in through `runsc exec`, and of all that it starts: `runsc restore` kills them."""
 
 # One program for each question: every start of one costs milliseconds in a sandbox.
 _LOOK = r"""
 echo "self $$"; ls -l /proc/[0-9]*/fd 2>/dev/null
 echo "= tcp"; cat /proc/net/tcp /proc/net/tcp6 2>/dev/null
 echo "= commands"; tail -n +1 /proc/[0-9]*/cmdline 2>/dev/null
+echo; echo "= variables"; tail -n +1 /proc/[0-9]*/environ 2>/dev/null
 exit 0
 """
 _LISTEN = "0A"
@@ -27,6 +32,8 @@ class Inside:
     """Command lines, without the one that asked."""
     outward: tuple[str, ...]
     """Processes that hold a pipe which `runsc exec` handed in."""
+    started: Mapping[int, str]
+    """Processes that we have started through `runsc exec`, with their command lines."""
     connections: tuple[str, ...]
     """TCP connections that leave the sandbox."""
 
@@ -37,19 +44,23 @@ def look_inside(sandbox: Sandbox, what: str) -> Inside:
     if done.exit_code != 0:
         raise failure(what, done.stderr.decode(errors="replace"))
     descriptors, _, rest = done.stdout.decode(errors="replace").partition("= tcp\n")
-    tcp, _, commands = rest.partition("= commands\n")
+    tcp, _, rest = rest.partition("= commands\n")
+    commands, _, variables = rest.rpartition("\n= variables\n")
     found = re.match(r"self (\d+)\n", descriptors)
     if found is None:
         raise SessionDead(f"{what}: the sandbox does not answer")
     own = int(found[1])
-    lines = _commands(commands)
+    lines = _by_process(commands, "cmdline")
+    marks = _by_process(variables, "environ")
     held = _held(descriptors)
     allowed = held.get(1, set()) | held.get(own, set())
-    outward = [f"process {pid} ({lines.get(pid, '?')})" for pid, hosts in sorted(held.items()) if hosts - allowed]
+    outward = [named(pid, lines.get(pid, "?")) for pid, hosts in sorted(held.items()) if hosts - allowed]
+    started = {pid: lines[pid] for pid, text in sorted(marks.items()) if f" {MARK}=" in f" {text}" and lines.get(pid)}
     asking = {own, *(pid for pid, line in lines.items() if line.startswith("tail -n +1 /proc/"))}
     return Inside(
-        processes=tuple(line for pid, line in sorted(lines.items()) if pid not in asking and line),
+        processes=tuple(line[:200] for pid, line in sorted(lines.items()) if pid not in asking and line),
         outward=tuple(outward),
+        started=started,
         connections=outside_connections(tcp),
     )
 
@@ -66,11 +77,17 @@ def _held(listing: str) -> dict[int, set[str]]:
     return held
 
 
-def _commands(listing: str) -> dict[int, str]:
+def named(pid: int, line: str) -> str:
+    return f"process {pid} ({line[:200]})"
+
+
+def _by_process(listing: str, file: str) -> dict[int, str]:
+    """What `tail` says of one file of each process; words are divided by NUL."""
     found = {}
-    for part in re.split(r"^==> /proc/", listing, flags=re.MULTILINE)[1:]:
-        head, _, line = part.partition("/cmdline <==\n")
-        found[int(head)] = line.rstrip("\n").rstrip("\0").replace("\0", " ")[:200]
+    for part in re.split(r"^==> /proc/(?=\d+/)", listing, flags=re.MULTILINE)[1:]:
+        head, _, text = part.partition(f"/{file} <==\n")
+        if head.isdigit():
+            found[int(head)] = text.rstrip("\n").rstrip("\0").replace("\0", " ")
     return found
 
 

@@ -54,7 +54,8 @@ CAPABILITIES = (
 # The root is an overlay that exists in the mount namespace of the sandbox's processes and nowhere else.
 _LAUNCH = r"""
 log=$1 layers=$2 lower=$3 root=$4; shift 4
-cd "$layers" && mount -t overlay -o "ro,lowerdir=$lower" overlay "$root" && cd / && exec "$@" </dev/null >"$log" 2>&1
+cd "$layers" && { [ -z "$lower" ] || mount -t overlay -o "ro,lowerdir=$lower" overlay "$root"; } && cd / || exit
+exec "$@" </dev/null >"$log" 2>&1
 """
 # runsc mounts a tmpfs over an empty /tmp; a mark kept it from that.
 _INIT = 'rm -f -- "$0"; exec "$@"'
@@ -161,7 +162,7 @@ def write_bundle(directory: Path, base: Base, hostname: str) -> tuple[str, str]:
 
 
 def launch(sandbox: Sandbox, directory: Path, verb: Sequence[str], what: str) -> None:
-    """`run` or `restore` it; on failure nothing is left running."""
+    """`run` or `restore` it; on failure nothing is left running. Without layers the root is where its bundle says."""
     layers = sorted((entry.name for entry in (directory / "layers").iterdir()), key=int)
     log = directory / "runsc.log"
     arguments = [str(log), str(directory / "layers"), ":".join(layers), str(directory / "root")]
