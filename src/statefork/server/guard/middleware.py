@@ -7,6 +7,7 @@ that nobody holds a complete answer that the log does not know; a stream or a We
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -153,6 +154,9 @@ class _Exchange:
             self.status = self.status or 403
             self.finish()
         await self._send(message)
+        if message.get("more_body", False):
+            # To a client that is gone uvicorn "sends" without waiting: an eager stream would never let the loop go on.
+            await asyncio.sleep(0)
 
     def describe(self, span: Any) -> None:
         if span is not None:
