@@ -26,9 +26,9 @@ class Limits:
     body_bytes: int = 16 * 1024 * 1024
     large_body_bytes: int = 4 * 1024**3
     """For routes that take a stream (`large_body`)."""
-    requests_per_second: float = 200.0
+    requests_per_second: float = 1000.0
     """Per token, on average; 0: no limit."""
-    burst: int = 400
+    burst: int = 2000
     refusals_per_minute: float = 60.0
     """Per address: how often wrong tokens are told so; then 429 without a look at the token."""
     head_seconds: float = 10.0
