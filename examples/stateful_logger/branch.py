@@ -23,7 +23,7 @@ def start(environment: Environment) -> None:
 
 
 def write(environment: Environment, *lines: str) -> None:
-    environment.run(["sh", "-c", f"cat >{APP}/in"], stdin="".join(f"{line}\n" for line in lines))
+    environment.run(["sh", "-c", f"cat >{APP}/in"], stdin="".join(f"{line}\n" for line in lines), timeout=60)
 
 
 def log(environment: Environment) -> list[str]:

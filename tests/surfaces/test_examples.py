@@ -57,9 +57,10 @@ def test_on_waypoint_everything_comes_back(example: str, tmp_path: Path) -> None
     assert list((tmp_path / "trees").iterdir()) == []
 
 
-@pytest.mark.parametrize("example", ["stateful_logger", "kv_store"])
-def test_on_docker_the_loss_is_shown(example: str, docker_debian: str, tmp_path: Path) -> None:
-    done = branch(example, tmp_path, "--backend", "docker", f"base_image={docker_debian}", "extra_args=--network none")
+@pytest.mark.parametrize(("example", "image"), [("stateful_logger", "docker_busybox"), ("kv_store", "docker_debian")])
+def test_on_docker_the_loss_is_shown(example: str, image: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    base = request.getfixturevalue(image)
+    done = branch(example, tmp_path, "--backend", "docker", f"base_image={base}", "extra_args=--network none")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "only files came back" in done.stdout
     assert "the shell and all programs are gone" in done.stdout
