@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from statefork.errors import DiskFull, NotFound, WrongState
 from statefork.server.guard.install import Guard, GuardSettings, install
 from statefork.server.guard.limits import Limits, check_environments, large_body
-from statefork.server.guard.listening import TlsFiles, uvicorn_config
+from statefork.server.guard.listening import TlsFiles, bind_unix, uvicorn_config
 from statefork.server.guard.principal import Principal, require
 
 Reader = Annotated[Principal, Depends(require("read"))]
@@ -125,9 +125,9 @@ def served(
 ) -> Iterator[Served]:
     chosen = GuardSettings(directory, unix_socket=socket is not None, limits=limits or Limits(), **settings)
     guard = Guard(chosen)
-    address: dict[str, Any] = {"uds": str(socket)} if socket else {"host": "127.0.0.1", "port": 0}
-    server = uvicorn.Server(uvicorn_config(make_app(guard), guard.limits, tls, **address))
-    thread = threading.Thread(target=server.run)
+    sockets = [bind_unix(socket)] if socket else None
+    server = uvicorn.Server(uvicorn_config(make_app(guard), guard.limits, tls, host="127.0.0.1", port=0))
+    thread = threading.Thread(target=server.run, args=(sockets,))
     thread.start()
     try:
         deadline = time.monotonic() + 30

@@ -147,6 +147,7 @@ def test_a_websocket_needs_a_token_and_its_scope_too(server: Served) -> None:
 def test_who_may_open_the_unix_socket_needs_no_token_but_a_wrong_one_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     with served(tmp_path / "server", socket=path) as running:
+        assert path.stat().st_mode & 0o777 == 0o600
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://local", timeout=30) as client:
             assert client.get("/v1/environments/e-foreign").status_code == 200  # admin: sees all
             assert client.get("/metrics").status_code == 200

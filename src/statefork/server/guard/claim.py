@@ -24,7 +24,9 @@ class Claim:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreError(f"cannot write to {directory}: {error.strerror}; choose another $STATEFORK_HOME") from error
+            raise StoreError(
+                f"cannot write to {directory}: {error.strerror}; choose another $STATEFORK_HOME"
+            ) from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -7,6 +7,8 @@ Both are kept here, in the connection's protocol, because an application never s
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from statefork.errors import UsageError
 from statefork.server.guard.limits import Limits
 
-__all__ = ["HEAD_BYTES", "TlsFiles", "uvicorn_config"]
+__all__ = ["HEAD_BYTES", "TlsFiles", "bind_unix", "uvicorn_config"]
 
 HEAD_BYTES = 64 * 1024
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -60,6 +62,28 @@ def uvicorn_config(app: ASGIApp, limits: Limits, tls: TlsFiles | None = None, **
         tls.check()
         options |= {"ssl_certfile": str(tls.certificate), "ssl_keyfile": str(tls.key)}
     return uvicorn.Config(app, **{**options, **more})
+
+
+def bind_unix(path: Path) -> socket.socket:
+    """A listening socket that only its owner can open, for `Server.serve(sockets=[...])`.
+
+    uvicorn's own `uds` makes it open to everybody (mode 0666). What is at `path` is replaced: hold the Claim first.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.unlink(missing_ok=True)
+        listener.bind(str(draft))
+        draft.chmod(0o600)  # before anybody can listen, and before it has its name
+        listener.listen(2048)
+        draft.rename(path)
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"cannot listen on {path}: {error}; choose another with --socket (108 bytes at most)"
+        ) from error
+    return listener
 
 
 def _protocol(limits: Limits) -> type[asyncio.Protocol]:
