@@ -8,10 +8,9 @@ from collections import Counter
 from typing import Any
 
 from waypoint.kernel.processes import namespace_pids
+from waypoint.kernel.sockets import LISTENING, inet_sockets
 
-__all__ = ["address", "describe", "listening_ports", "mapped_files"]
-
-_STATE_LISTEN = "0A"
+__all__ = ["describe", "listening_ports", "mapped_files"]
 
 
 def describe(init_pid: int, idmap: int) -> dict[str, Any]:
@@ -105,29 +104,13 @@ def has_shared_mappings(init_pid: int) -> bool:
 
 
 def listening_ports(init_pid: int) -> list[str]:
-    """`tcp 0.0.0.0:8000`, in the session's own network namespace."""
+    """`tcp 0.0.0.0:8000`: where the session's processes can be reached."""
     found = set()
-    for name in ("tcp", "tcp6", "udp", "udp6"):
-        try:
-            with open(f"/proc/{init_pid}/net/{name}") as lines:
-                next(lines)
-                for line in lines:
-                    fields = line.split()
-                    if name.startswith("udp") or fields[3] == _STATE_LISTEN:
-                        found.add(f"{name} {address(fields[1])}")
-        except FileNotFoundError:
-            continue
+    for one in inet_sockets(init_pid):
+        bound = not one.local.endswith(":0")
+        if one.state == LISTENING if one.kind.startswith("tcp") else bound:
+            found.add(f"{one.kind} {one.local}")
     return sorted(found)
-
-
-def address(text: str) -> str:
-    """`0100007F:1F90`, as /proc/net has it -> `127.0.0.1:8080`."""
-    host, port = text.split(":")
-    data = bytes.fromhex(host)
-    if len(data) == 4:
-        return f"{'.'.join(str(part) for part in data[::-1])}:{int(port, 16)}"
-    words = b"".join(data[i : i + 4][::-1] for i in range(0, 16, 4)).hex()
-    return f"[{':'.join(words[i : i + 4] for i in range(0, 32, 4))}]:{int(port, 16)}"
 
 
 def _mounts(init_pid: int) -> list[str]:

@@ -11,13 +11,11 @@ import ipaddress
 import os
 import stat
 
-from waypoint.kernel.inspect import address
 from waypoint.kernel.processes import namespace_pids
+from waypoint.kernel.sockets import CLOSED, LISTENING, TIME_WAIT, inet_sockets
 from waypoint.kernel.syscalls import pidfd_getfd
 
 __all__ = ["find_losses"]
-
-_LISTEN, _TIME_WAIT, _CLOSE = "0A", "06", "07"
 
 
 def find_losses(init_pid: int, *, filtered: bool) -> list[str]:
@@ -36,19 +34,18 @@ def find_losses(init_pid: int, *, filtered: bool) -> list[str]:
 
 def _outside_connections(init_pid: int) -> list[str]:
     found = []
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(FileNotFoundError):
-            with open(f"/proc/{init_pid}/net/{name}") as lines:
-                next(lines)
-                for line in lines:
-                    fields = line.split(maxsplit=4)
-                    if fields[3] in (_LISTEN, _TIME_WAIT, _CLOSE) or fields[1].split(":")[0] == fields[2].split(":")[0]:
-                        continue
-                    remote = address(fields[2])
-                    host = ipaddress.ip_address(remote.rpartition(":")[0].strip("[]"))
-                    inner = getattr(host, "ipv4_mapped", None) or host
-                    if not inner.is_loopback:
-                        found.append(f"the connection to {remote}: it is reset in every restored session")
+    for one in inet_sockets(init_pid):
+        if not one.kind.startswith("tcp") or one.state in (LISTENING, TIME_WAIT, CLOSED):
+            continue
+        if one.remote is None:
+            found.append(
+                f"the connection that is just being made from {one.local}: it is reset in every restored session"
+            )
+            continue
+        here, there = (ipaddress.ip_address(name.rpartition(":")[0].strip("[]")) for name in (one.local, one.remote))
+        inner = getattr(there, "ipv4_mapped", None) or there
+        if here != there and not inner.is_loopback:
+            found.append(f"the connection to {one.remote}: it is reset in every restored session")
     return found
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from waypoint.kernel.netns import in_netns
 from waypoint.kernel.nftables import hold_nft
+from waypoint.kernel.sockets import CLOSED, LISTENING, inet_sockets
 
 __all__ = ["has_connections", "lock_network", "saved_connections"]
 
-_LISTEN = "0A"
 _CRIU_MARK = 0xC114
 """CRIU marks the few packets that it sends itself to restore a half-closed connection."""
 _CHAIN = f"policy drop; meta mark {_CRIU_MARK:#x} accept;"
@@ -35,15 +35,7 @@ def lock_network(init_pid: int) -> Callable[[], None]:
 
 def has_connections(init_pid: int) -> bool:
     """There is a TCP socket that is not just listening."""
-    for name in ("tcp", "tcp6"):
-        try:
-            with open(f"/proc/{init_pid}/net/{name}") as lines:
-                next(lines)
-                if any(line.split(maxsplit=4)[3] != _LISTEN for line in lines):
-                    return True
-        except FileNotFoundError:
-            continue
-    return False
+    return any(one.kind.startswith("tcp") and one.state not in (LISTENING, CLOSED) for one in inet_sockets(init_pid))
 
 
 def saved_connections(images: Path) -> bool:

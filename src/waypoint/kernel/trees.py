@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -11,6 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from waypoint.errors import DiskFull, KernelError
+from waypoint.kernel.small_trees import MOST_BYTES, MOST_ENTRIES, copy_small
 
 __all__ = [
     "Measure",
@@ -126,6 +128,15 @@ def digest(root: Path, skip: str) -> str:
 
 def copy_tree(source: Path, target: Path) -> None:
     """`target` becomes the same as `source`, sharing blocks where the file system can. `target` must not exist."""
+    if not measure(source, most_entries=MOST_ENTRIES, most_bytes=MOST_BYTES).over:
+        try:
+            copy_small(str(source), str(target))
+        except OSError as error:
+            discard_tree(target)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(f"no space to copy {source}; nothing was lost") from error
+            raise KernelError(f"copying {source} failed: {error}") from error
+        return
     done = subprocess.run(
         ["cp", "-a", "--reflink=auto", "--sparse=auto", "-T", "--", str(source), str(target)],
         stdin=subprocess.DEVNULL,
