@@ -158,6 +158,10 @@ class Live(GuestFiles, ABC):
         known already. Of the request all but the command counts. Raises: NotFound if nothing is known of it any more."""
         raise Unsupported("this backend knows a command only while the caller that started it waits")
 
+    def running(self) -> int | None:
+        """The command in the shell, by the number that `follow` takes."""
+        return None
+
     def signal(self, signal: int, number: int | None) -> None:
         """Send a signal to a running command, by default the one in the shell."""
         raise Unsupported("this backend cannot send signals to a command; `run` kill inside")
@@ -212,6 +216,10 @@ class Driver(ABC):
     @abstractmethod
     def discard(self, captured: Captured) -> None:
         """Free a stored state. It is no error if it is gone already."""
+
+    def describe(self, captured: Captured) -> Mapping[str, Any]:
+        """What the backend itself wrote down about a stored state, as plain JSON: processes, open files, versions."""
+        return {}
 
     def manifest(self, captured: Captured, place: Place) -> Manifest:
         """Every file of a stored state, for `diff`. The default revives it for that moment."""

@@ -107,6 +107,20 @@ class Environment(Inside):
         environment._tell()
         return environment
 
+    @classmethod
+    def from_node(cls, family: Family, node: Node, identifier: str | None = None) -> Environment:
+        """A new one from a snapshot, also where no environment of its tree is left."""
+        started_at, began = datetime.now(UTC), time.perf_counter()
+        environment = cls(family, identifier or mint("e"), family.revive(node), node)
+        environment._tell()
+        environment.history.add(
+            "forked",
+            started_at=started_at,
+            duration_ms=(time.perf_counter() - began) * 1000,
+            snapshot=node.snapshot.id,
+        )
+        return environment
+
     def abandon(self, why: str) -> None:
         """Its processes are gone, and not by our doing: it is `lost`, and can still be restored to a snapshot."""
         with self._state_lock:
@@ -143,6 +157,12 @@ class Environment(Inside):
     def lost(self) -> str:
         """Why it is `lost`."""
         return self._lost
+
+    @property
+    def place(self) -> str:
+        """The name of what is live now: another one after a restore. Numbers of commands count in it."""
+        standing = self._standing
+        return standing.place.name if standing else ""
 
     @property
     def family(self) -> Family:
@@ -385,20 +405,10 @@ class Environment(Inside):
         )
 
     def _fork_one(self, node: Node) -> Environment | ForkFailure:
-        started_at, began = datetime.now(UTC), time.perf_counter()
         try:
-            environment = Environment(self._family, mint("e"), self._family.revive(node), node)
+            return Environment.from_node(self._family, node)
         except (WaypointError, OSError) as error:
             return ForkFailure(mapped(error, "fork"))
-        environment._tell()
-        environment.history.add(
-            "forked",
-            started_at=started_at,
-            duration_ms=(time.perf_counter() - began) * 1000,
-            snapshot=node.snapshot.id,
-            details={"from": self.id},
-        )
-        return environment
 
     def _retire(self, old: Standing) -> None:
         """The new one has answered: that the old one cannot be cleared away must not make it look failed."""

@@ -52,6 +52,7 @@ class Family:
         self.tree = SnapshotTree()
         self.ledger = ledger
         self.most_history = most_history
+        self.closed = False
         self._grounds = Grounds(home, tree, kept=ledger is not None and driver.durable)
         self._manifests: dict[str, Manifest] = {}
         self._manifest_lock = threading.Lock()
@@ -191,6 +192,7 @@ class Family:
 
     def close(self) -> list[WaypointError]:
         """Free every snapshot, the driver and the directory. Goes on past failures, and gives them back."""
+        self.closed = True
         problems: list[WaypointError] = []
         for node in self.tree.children_first():
             try:

@@ -142,6 +142,10 @@ class Inside(ABC):
             live = self._live("follow a command")
             return self._timed(lambda: live.follow(number, seen, request))
 
+    def running_command(self) -> int | None:
+        """The number of the command that runs in the shell, whoever started it; None: none, or the backend can't tell."""
+        return self._live("look at the shell").running()
+
     def signal_command(self, signal: int, number: int | None = None) -> None:
         """Send a signal to a running command, by default the one in the shell."""
         with self._recorded("signal"):

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from statefork.backends.option_values import choice, flag, share, size_bytes, variables
 from statefork.backends.waypoint_live import NOTE, Stored, WaypointLive, leave_note, session_name
@@ -32,6 +33,10 @@ from waypoint.model import BaseRecord, Limits, Network
 __all__ = ["BACKEND", "WaypointDriver", "WaypointOptions"]
 
 DEFAULT_STORE = Path("/var/lib/waypoint")
+
+_open: WeakValueDictionary[Path, Engine] = WeakValueDictionary()
+"""An engine has a database connection for each thread: hundreds of environments over one store share one."""
+_opening = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,6 @@ class WaypointDriver(Driver):
     def __init__(self, options: WaypointOptions) -> None:
         self.options = options
         self._engines: dict[Path, Engine] = {}
-        self._lock = threading.Lock()
 
     def probe(self) -> Capabilities:
         found = probe()
@@ -113,6 +117,10 @@ class WaypointDriver(Driver):
     def discard(self, captured: Captured) -> None:
         stored: Stored = captured.handle
         _drop(self._engine(stored.store), stored.snapshot)
+
+    def describe(self, captured: Captured) -> Mapping[str, Any]:
+        stored: Stored = captured.handle
+        return self._engine(stored.store).store.db.snapshot(stored.snapshot).manifest
 
     def compare(self, a: Captured, b: Captured | Live) -> Comparison | None:
         """The engine looks only where the layers that the two do not share have a name."""
@@ -166,6 +174,7 @@ class WaypointDriver(Driver):
         """Bases stay in the store, for the next one: `statefork gc` removes those that nothing needs."""
         for engine in self._engines.values():
             engine.close()
+        self._engines = {}
 
     @classmethod
     def sweep(cls, home: Path, in_use: Callable[[str], bool]) -> Iterable[str]:
@@ -191,10 +200,14 @@ class WaypointDriver(Driver):
         return self.options.store or place.home / "waypoint"
 
     def _engine(self, store: Path) -> Engine:
-        with self._lock:
-            if store not in self._engines:
-                self._engines[store] = Engine(store)
-            return self._engines[store]
+        found = self._engines.get(store)
+        if found is None:
+            with _opening:
+                found = _open.get(store)
+                if found is None:
+                    found = _open[store] = Engine(store)
+                self._engines[store] = found
+        return found
 
     def _base(self, engine: Engine) -> BaseRecord | None:
         options = self.options

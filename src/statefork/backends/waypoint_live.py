@@ -94,6 +94,10 @@ class WaypointLive(Live):
         relay.settle()
         return _result(outcome)
 
+    def running(self) -> int | None:
+        with self._reached():
+            return int(self.session.state()["current"]) or None
+
     def signal(self, signal: int, number: int | None) -> None:
         with self._reached():
             self.session.signal(signal, number)

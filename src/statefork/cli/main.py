@@ -22,6 +22,8 @@ COMMANDS = {
     "doctor": "Try every backend, and name the fix for what is missing.",
     "fidelity": "Prove what a backend brings back, case by case.",
     "gc": "Remove what crashed processes left behind.",
+    "mcp": "Environments as tools for a model (Model Context Protocol).",
+    "serve": "Serve every backend over HTTP.",
     "setup": "Fetch the tools that backends need and no package of this host has.",
     "shell": "Branch an environment by hand.",
     "token": "Make, list and revoke tokens for the daemon.",

@@ -1,0 +1,214 @@
+"""The daemon's process: one per state directory, its address, and how it comes and goes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import uvicorn
+
+from statefork.errors import Busy, HostUnsupported, UsageError
+from statefork.server.app import create_app
+from statefork.server.guard.limits import Limits
+from statefork.server.guard.listening import TlsFiles, uvicorn_config
+from statefork.server.guard.logs import configure_logs
+from statefork.server.guard.tokens import TokenStore
+from statefork.server.settings import Settings
+
+__all__ = ["Place", "chosen_settings", "limits_help", "serve", "tell_systemd"]
+
+DEFAULT_PORT = 8470
+_FOR_OTHERS = ("home", "unix_socket", "limits", "otlp_endpoint", "ttl_seconds", "idle_pause_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to listen: a unix socket, or TCP."""
+
+    path: Path | None
+    host: str = ""
+    port: int = 0
+    tls: TlsFiles | None = None
+
+    @classmethod
+    def chosen(
+        cls, home: Path, path: Path | None, host: str | None, port: int | None, cert: Path | None, key: Path | None
+    ) -> Place:
+        if host is None and port is None:
+            if cert or key:
+                raise UsageError("TLS is for TCP: give --host and --port, too")
+            return cls((path or home / "statefork.sock").absolute())
+        if path is not None:
+            raise UsageError("give either --socket, or --host and --port")
+        if (cert is None) != (key is None):
+            raise UsageError("give --tls-cert and --tls-key together")
+        chosen = DEFAULT_PORT if port is None else port
+        return cls(None, host or "127.0.0.1", chosen, TlsFiles(cert, key) if cert and key else None)
+
+
+def chosen_settings(
+    home: Path, place: Place, given: Sequence[str], ttl: float | None, idle: float | None, otlp: str | None
+) -> Settings:
+    limits: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        target, kind = _setting(name)
+        try:
+            (limits if target == "limits" else own)[name] = kind(value)
+        except ValueError:
+            raise UsageError(f"--set {text}: {name} is a number") from None
+    return Settings(
+        home=home,
+        unix_socket=place.path is not None,
+        limits=Limits(**limits),
+        otlp_endpoint=otlp or None,
+        ttl_seconds=ttl,
+        idle_pause_seconds=idle,
+        **own,
+    )
+
+
+def _setting(name: str) -> tuple[str, type]:
+    for target, owner in (("limits", Limits), ("settings", Settings)):
+        for one in dataclasses.fields(owner):
+            if one.name == name and not (target == "settings" and name in _FOR_OTHERS):
+                return target, float if "float" in str(one.type) else int
+    raise UsageError(f"there is no setting {name!r}; `statefork serve --set help` lists them")
+
+
+def limits_help() -> str:
+    lines = []
+    for owner in (Settings, Limits):
+        for one in dataclasses.fields(owner):
+            if owner is Limits or one.name not in _FOR_OTHERS:
+                value = one.default if one.default is not dataclasses.MISSING else "by the number of processors"
+                lines.append(f"{one.name} ({value})")
+    return "\n".join(lines)
+
+
+def serve(
+    settings: Settings, place: Place, *, log: IO[str], log_level: str = "info", ready: Callable[[str], None]
+) -> None:
+    """Until SIGTERM or SIGINT. `ready` is told the address when /readyz will say 200."""
+    settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _alone(settings.directory / "lock"):
+        _need_a_token(settings, place)
+        _raise_limits()
+        configure_logs(log, log_level)
+        listening = _listen(place)
+        config = uvicorn_config(create_app(settings), settings.limits, place.tls)
+        try:
+            _Server(config, lambda: ready(_address(place, listening))).run(sockets=[listening])
+        finally:
+            listening.close()
+            if place.path is not None:
+                place.path.unlink(missing_ok=True)
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._ready()
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Two daemons over one state directory would each believe that it owns the environments."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise Busy(f"another daemon serves {path.parent.parent} already; stop it, or set STATEFORK_HOME") from error
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _need_a_token(settings: Settings, place: Place) -> None:
+    if place.path is not None:
+        return
+    tokens = TokenStore(settings.directory / "server.db")
+    try:
+        if not tokens.any_active():
+            raise UsageError(
+                "on TCP every request needs a token, and there is none yet: `statefork token create --scope admin`"
+            )
+    finally:
+        tokens.close()
+
+
+def _listen(place: Place) -> socket.socket:
+    if place.path is None:
+        family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+        made = socket.socket(family)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind((place.host, place.port))
+        except OSError as error:
+            made.close()
+            raise HostUnsupported(f"cannot listen on {place.host} port {place.port}: {error.strerror}") from error
+        return made
+    place.path.parent.mkdir(parents=True, exist_ok=True)
+    made = socket.socket(socket.AF_UNIX)
+    fresh = place.path.with_name(f".{place.path.name}.{os.getpid()}")
+    try:
+        # made under another name, so that it never has its own with other people's permissions
+        fresh.unlink(missing_ok=True)
+        made.bind(str(fresh))
+        fresh.chmod(0o600)
+        made.listen(2048)
+        _not_in_use(place.path)
+        fresh.replace(place.path)
+    except OSError as error:
+        made.close()
+        raise HostUnsupported(f"cannot listen on {place.path}: {error.strerror or error}") from error
+    return made
+
+
+def _not_in_use(path: Path) -> None:
+    """A socket that a dead daemon left is replaced, one that somebody listens on is not."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return
+    raise Busy(f"something listens on {path} already")
+
+
+def _address(place: Place, listening: socket.socket) -> str:
+    if place.path is not None:
+        return str(place.path)
+    name = listening.getsockname()
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"{'https' if place.tls else 'http'}://{host}:{name[1]}"
+
+
+def _raise_limits() -> None:
+    """Each client, each command and each thread's view of the store is a descriptor or three."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def tell_systemd(address: str | None) -> None:
+    """READY=1, if systemd waits for it (Type=notify)."""
+    if address:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+            told.connect("\0" + address[1:] if address.startswith("@") else address)
+            told.send(b"READY=1")
