@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from starlette.requests import HTTPConnection
 
 from statefork.server.guard.audit import AuditLog
+from statefork.server.guard.claim import Claim
 from statefork.server.guard.health import Checks, health_routes
 from statefork.server.guard.limits import Limits
 from statefork.server.guard.metrics import Metrics
@@ -29,12 +30,15 @@ class GuardSettings:
     """The daemon listens on a unix socket and nowhere else: a caller without a token is the socket's owner."""
     limits: Limits = field(default_factory=Limits)
     otlp_endpoint: str | None = None
+    sole: bool = True
+    """This is the daemon of the directory: no other may be. False for a surface beside the daemon, such as MCP."""
 
 
 class Guard:
-    """Made before the application, closed after it."""
+    """Made before the application, closed after it. Raises Busy if the directory has a daemon already."""
 
     def __init__(self, settings: GuardSettings) -> None:
+        self._claim = Claim(settings.directory) if settings.sole else None
         self.settings = settings
         self.limits = settings.limits
         self.tokens = TokenStore(settings.directory / "server.db")
@@ -61,6 +65,8 @@ class Guard:
         self.tracing.close()
         self.audit.close()
         self.tokens.close()
+        if self._claim is not None:
+            self._claim.release()
 
 
 def install(app: FastAPI, guard: Guard) -> None:
