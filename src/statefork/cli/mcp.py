@@ -78,7 +78,8 @@ async def _stdio(daemon: Daemon, log_level: str) -> None:
 async def _http(daemon: Daemon, host: str, port: int, names: tuple[str, ...], tls: tuple[Path, Path] | None) -> None:
     import uvicorn
 
-    from statefork.mcp.server import http_app, http_guard, make_server
+    from statefork.mcp.http import http_app, http_guard
+    from statefork.mcp.server import make_server
     from statefork.server.guard.listening import TlsFiles, uvicorn_config
 
     guard = http_guard(home() or default_home())

@@ -83,7 +83,7 @@ def register(tool: Registrar, desk: Desk) -> None:
 
     @tool("Resume an environment", idempotent=True)
     async def resume(environment: EnvironmentId, ctx: Context[Any, Any]) -> Done:
-        """Let a paused environment go on where it was."""
+        """Let a paused environment go on where it was. One that was paused only for not being used resumes by itself."""
         remote = desk.remote(ctx)
         found = await remote.environment(environment)
         if found["state"] == "paused":

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from mcp.server.mcpserver import Context
 from pydantic import Field
 
+from statefork.mcp import jobs
 from statefork.mcp.answers import Change, Forks, Restored, SnapshotInfo, TreeAnswer
 from statefork.mcp.desk import DEFAULT_LIMIT, Desk, EnvironmentId, Limit
 from statefork.mcp.registering import Registrar
@@ -97,6 +98,8 @@ def register(tool: Registrar, desk: Desk) -> None:
         compare the two. Contents are not shown; read_file shows them.
         """
         found = await desk.remote(ctx).diff(environment, a, b or None)
+        for member in ("added", "changed", "removed"):
+            found[member] = [path for path in found[member] if not path.startswith(jobs.DIRECTORY)]
         marks = (("+", "added"), ("~", "changed"), ("-", "removed"))
         lines = [f"{mark} {path}\n" for mark, member in marks for path in found[member]]
         excerpt = desk.pages.following("".join(lines), desk.owner(ctx), max_characters)

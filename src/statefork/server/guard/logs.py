@@ -48,4 +48,6 @@ def configure_logs(stream: IO[str], level: str = "info") -> None:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+    for name in ("httpx", "httpcore", "mcp"):  # a line per request that we send ourselves
+        logging.getLogger(name).setLevel("WARNING")
     logging.getLogger("uvicorn.access").disabled = True  # the guard writes its own line per request
