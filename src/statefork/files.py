@@ -21,7 +21,7 @@ from typing import IO
 from statefork.errors import ExecTimeout, KernelError, NotFound, UsageError
 from statefork.model import ExecResult, FileInfo, FileKind, RunRequest, Stream
 
-__all__ = ["GuestFiles", "absolute"]
+__all__ = ["GuestFiles", "absolute", "unpack_into"]
 
 _MISSING, _NOT_A_FILE, _NOT_A_DIRECTORY, _NOT_EMPTY = 81, 82, 83, 84
 _SPOOL_BYTES = 8 * 1024 * 1024
@@ -45,7 +45,8 @@ _REMOVE = (
 _MAKE = f'[ -d "$1" ] && exit; [ -e "$1" ] && exit {_NOT_A_DIRECTORY}; exec mkdir -p -- "$1"'
 _OPEN_ARCHIVE = f'if [ -e "$1" ] && ! [ -d "$1" ]; then exit {_NOT_A_DIRECTORY}; fi; mkdir -p -- "$1" && exec tar -x -o -f - -C "$1"'
 _MAKE_ARCHIVE = (
-    f'[ -e "$1" ] || exit {_MISSING}; [ -d "$1" ] || exit {_NOT_A_DIRECTORY}; cd -- "$1" && exec tar -c -f - .'
+    f'[ -e "$1" ] || exit {_MISSING}; if [ -d "$1" ]; then cd -- "$1" && exec tar -c -f - .; fi;'
+    ' cd -- "$2" && exec tar -c -h -f - "./$3"'
 )
 _SCAN = (
     f'[ -e "$1" ] || exit {_MISSING}; [ -d "$1" ] || exit {_NOT_A_DIRECTORY}; cd -- "$1" || exit;'
@@ -128,14 +129,14 @@ class GuestFiles(ABC):
         self._script(f"unpack into {target}", RunRequest(("sh", "-c", _OPEN_ARCHIVE, "sh", target), stdin=archive))
 
     def pack_archive(self, source: str, sink: Callable[[bytes], None]) -> None:
-        """A directory's contents as a tar stream; links are stored as links."""
+        """A directory's contents, or one file under its name, as a tar stream; links in a directory are stored as links."""
         source = absolute(source)
 
         def forward(stream: Stream, data: bytes) -> None:
             if stream == "stdout":
                 sink(data)
 
-        argv = ("sh", "-c", _MAKE_ARCHIVE, "sh", source)
+        argv = ("sh", "-c", _MAKE_ARCHIVE, "sh", source, *posixpath.split(source))
         self._script(f"pack {source}", RunRequest(argv, on_output=forward), changing=True)
 
     def scan(self, path: str, *, recursive: bool = False) -> dict[str, str]:
@@ -171,7 +172,7 @@ class GuestFiles(ABC):
             request = RunRequest(("sh", "-c", _PACK, "sh", parent, name or "."), on_output=keep)
             self._script(f"download {source}", request)
             spool.seek(0)
-            _unpack(spool, name or ".", target)
+            unpack_into(spool, name or ".", target)
 
     def _output(self, what: str, *argv: str) -> bytes:
         """What the script prints, all of it, whatever limit a result has."""
@@ -231,7 +232,7 @@ def _kind(mode: int) -> FileKind:
     return "symlink" if stat.S_ISLNK(mode) else "other"
 
 
-def _unpack(spool: tempfile.SpooledTemporaryFile[bytes], name: str, target: Path) -> None:
+def unpack_into(spool: IO[bytes], name: str, target: Path) -> None:
     """The archive comes from inside and is not trusted: it is opened in a directory of its own, beside the target."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".statefork-", dir=target.parent) as fresh:

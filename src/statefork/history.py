@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,6 +73,14 @@ class History(Sequence[Operation]):
         self._operations: deque[Operation] = deque(maxlen=most)
         self._count = 0
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, environment: str, backend: str, operations: Iterable[Operation]) -> History:
+        """Records that were kept elsewhere."""
+        history = cls(environment, backend)
+        history._operations.extend(operations)
+        history._count = history._operations[-1].number if history._operations else 0
+        return history
 
     def add(
         self,

@@ -63,6 +63,8 @@ class Capabilities(BaseModel):
     pause_releases_memory: bool
     snapshot_during_exec: bool
     durable: bool = Field(description="It outlives the daemon's own end.")
+    missing: dict[str, str] = Field(description="Why something is not among `restores`, where the host is the reason.")
+    versions: dict[str, str]
 
 
 class Environment(BaseModel):
@@ -104,7 +106,10 @@ class Program(Request):
 
 
 class Exec(Program):
-    command: str = Field(description="Evaluated in the persistent shell: cd, export, functions and jobs stay.", examples=["ls -l"])
+    command: str | None = Field(
+        None, description="Evaluated in the persistent shell: cd, export, functions and jobs stay.", examples=["ls -l"]
+    )
+    command_base64: str | None = Field(None, description="The same as bytes, instead.")
     wait: bool = Field(True, description="False: answer `busy` if another command runs in the shell.")
 
 
@@ -295,6 +300,8 @@ class Operation(BaseModel):
     duration_ms: float
     error: str | None
     snapshot: str | None
+    files_bytes: int
+    memory_bytes: int
     details: dict[str, Any]
 
 

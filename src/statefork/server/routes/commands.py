@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal as signals
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
@@ -83,8 +84,11 @@ async def execute(
 ) -> Response:
     held = service.find(environment, principal)
     guard = guard_of(request)
-    guard.note(request, action="exec", environment=held.id, command=guard.fingerprint(body.command))
-    program = _program(service, body, command=body.command, wait=body.wait)
+    command = decode_bytes(body.command, body.command_base64, "command")
+    if command is None:
+        raise UsageError("give a command")
+    guard.note(request, action="exec", environment=held.id, command=guard.fingerprint(command))
+    program = _program(service, body, command=command, wait=body.wait)
     return await _started(request, service, principal, held, body, program, key, accept)
 
 
@@ -114,7 +118,7 @@ async def run(
 def _program(service: Service, body: schemas.Program, **rest: Any) -> Program:
     if body.interactive and not body.background:
         raise UsageError("interactive goes with background; or use the WebSocket")
-    if any("\0" in word for word in (rest.get("command") or "", *rest.get("argv", ()), rest.get("cwd") or "")):
+    if b"\0" in rest.get("command", b"") or any("\0" in word for word in (*rest.get("argv", ()), rest.get("cwd") or "")):
         raise UsageError("a command cannot hold a NUL character; send such data on stdin")
     limit = service.settings.output_bytes if body.output_limit_bytes is None else body.output_limit_bytes
     return Program(
@@ -139,7 +143,7 @@ async def _started(
     if accept is not None and "text/event-stream" in accept:
         if key is not None:
             raise UsageError("a stream cannot be repeated; start it with background and a key, and follow its output")
-        command = await service.running.launch(held, program, detached=True)
+        command = await service.running.launch(held, replace(program, followed=True), detached=True)
         return _stream(request, command, (0, 0))
 
     async def do(identifier: str) -> Reply:

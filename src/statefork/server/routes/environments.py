@@ -246,6 +246,8 @@ async def get_history(
             "duration_ms": round(record.duration_ms, 3),
             "error": record.error,
             "snapshot": record.snapshot,
+            "files_bytes": record.files_bytes,
+            "memory_bytes": record.memory_bytes,
             "details": dict(record.details),
         }
         for record in items

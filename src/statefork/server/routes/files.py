@@ -174,7 +174,7 @@ def _unpack(live: Environment, spool: IO[bytes], path: str) -> None:
     operation_id="downloadArchive",
     response_class=Response,
     responses=_TAR,
-    summary="A directory's contents as a tar stream; links are links in it",
+    summary="A directory's contents, or one file under its name, as a tar stream; links in a directory stay links",
 )
 async def download_archive(
     request: Request, environment: Ids, service: Services, principal: Reads, path: Paths

@@ -62,6 +62,8 @@ def environment_document(held: Held) -> dict[str, Any]:
             "pause_releases_memory": able.pause_releases_memory,
             "snapshot_during_exec": able.snapshot_during_exec,
             "durable": environment.family.driver.durable,
+            "missing": dict(able.missing),
+            "versions": dict(able.versions),
         }
     return found
 

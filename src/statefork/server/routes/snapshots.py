@@ -167,7 +167,6 @@ async def restore(
 
     async def do(_: str) -> Reply:
         async with service.use(held, awake=False) as live:
-            live.family.tree.find(body.snapshot)
             await service.usage.sample(held)
             done = await service.do(held, "restore", lambda: live.restore(body.snapshot))
             service.usage.restarted(held)

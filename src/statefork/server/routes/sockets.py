@@ -65,6 +65,7 @@ async def stream_command(socket: WebSocket, environment: Ids, service: Services,
             env=start.env,
             timeout=start.timeout,
             feed=start.stdin,
+            followed=True,
             output_bytes=service.settings.output_bytes,
         )
         if start.rows and start.columns:

@@ -27,6 +27,8 @@ __all__ = ["Command", "Input", "Piece"]
 WINDOW_BYTES = 1 << 20
 _HELD_BACK_SECONDS = 120.0
 """The longest that a follower who does not read holds a command back."""
+_AWAITED_SECONDS = 10.0
+"""How long output is held for a follower who was announced and has not come."""
 
 Piece = tuple[Stream, int, bytes]
 """Stream, offset in it, bytes."""
@@ -57,6 +59,7 @@ class Command:
         self._dropped = False
         self._seen = [0, 0]
         self._readers: set[_Reader] = set()
+        self._awaited: _Reader | None = None
         self._changed = threading.Condition()
 
     @property
@@ -68,6 +71,19 @@ class Command:
     @property
     def offsets(self) -> tuple[int, int]:
         return self._seen[0], self._seen[1]
+
+    def await_follower(self) -> None:
+        """Before it starts: somebody is about to follow it, and what it prints until then is theirs."""
+        self._awaited = reader = _Reader(0)
+        self._readers.add(reader)
+        self._loop.call_later(_AWAITED_SECONDS, self._not_awaited, reader)
+
+    def _not_awaited(self, reader: _Reader) -> None:
+        with self._changed:
+            if self._awaited is reader:
+                self._awaited = None
+                self._readers.discard(reader)
+                self._changed.notify_all()
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -173,7 +189,7 @@ class Command:
     async def follow(self, seen: tuple[int, int] = (0, 0)) -> AsyncIterator[Piece]:
         """All that is still known from these offsets on, and then what comes, until it has ended."""
         with self._changed:
-            reader = _Reader(self._first)
+            reader, self._awaited = self._awaited or _Reader(self._first), None
             self._readers.add(reader)
         try:
             while True:

@@ -39,6 +39,8 @@ class Program:
     stdin: bytes | None = None
     feed: bool = False
     """stdin comes later, while it runs."""
+    followed: bool = False
+    """Whoever starts it follows it at once, and has to see all of its output."""
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     output_bytes: int = 1 << 20
@@ -127,6 +129,8 @@ class Running:
         command = Command(environment, program.kind, identifier=identifier)
         if program.feed:
             command.input = Input()
+        if program.followed:
+            command.await_follower()
         if identifier is not None:  # somebody may ask for this one by its key: it is written down at once
             command.on_number = lambda: self._write_down(held, command, program.timeout)
         future = self._work(held, command, lambda one: _call(environment, program, one))
@@ -157,6 +161,7 @@ class Running:
             outcome = "ok" if error is None else getattr(error, "code", "internal")
             service.guard.metrics.operation(held.backend, command.kind, outcome, time.perf_counter() - began)
             held.row.used = time.time()
+            service.notice(held, error)
             if command.on_number is not None and not service.ending:
                 service.commands.start(lambda: service.records.remove_command(command.id))
             if not command.detached:
