@@ -5,6 +5,8 @@ The result is live only when it has answered a handshake; until then nothing els
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from waypoint import faults
+from waypoint.ahead import Stock
 from waypoint.errors import BaseChanged, KernelError, SessionDead
 from waypoint.guest import frames
 from waypoint.guest.connection import connect
@@ -132,6 +135,7 @@ def restore_tree(
     env: Mapping[str, str],
     *,
     verify: bool = False,
+    stock: Stock | None = None,
 ) -> Live:
     """Bring a snapshot's processes up over a new upper; a files-only snapshot starts a fresh shell over its files.
 
@@ -154,7 +158,13 @@ def restore_tree(
         write_identity(store.paths.upper(upper))
         own_files = store.paths.upper(upper) if base.flat else None
         outside = spec.network == "nat"
-        with locks.shared(store.paths.gate) as gate:  # CRIU keeps it: gc must not end what CRIU still works on
+        with contextlib.ExitStack() as held:
+            waiting = stock.restorer() if stock is not None and not groups else None
+            if waiting is not None:
+                held.callback(os.close, waiting.gate)
+                held.enter_context(locks.shared_on(waiting.gate))
+            # CRIU keeps it: gc must not end what CRIU still works on
+            gate = waiting.gate if waiting is not None else held.enter_context(locks.shared(store.paths.gate))
             init = criu.restore(
                 store.paths.image(snapshot.id),
                 overlay_for(store, base, layers, upper, spec.idmap),
@@ -166,6 +176,7 @@ def restore_tree(
                 else None,
                 hold=[gate],
                 before_resume=checker(snapshot, spec.idmap, store.paths.upper(layers[0]), own_files) if verify else None,
+                ahead=waiting.worker if waiting is not None else None,
             )
         faults.point("up-restored")
         reapply(init, snapshot, store.paths.image(snapshot.id))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from waypoint import bringup, faults
+from waypoint.ahead import Ready, Stock
 from waypoint.ending import resolve
 from waypoint.errors import DiskFull, NotFound, WaypointError
 from waypoint.guest import frames
@@ -52,6 +53,7 @@ class _Sealing:
     record: SnapshotRecord | None = None
     renamed: dict[str, str] = field(default_factory=dict)
     typed: bytes = b""
+    held: dict[int, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,11 @@ def take(
     shell: dict[str, Any] | None,
     began: float,
     created: float,
-    lock: int,
+    ready: Ready,
     end_session: bool = False,
+    stock: Stock | None = None,
 ) -> Taken:
-    """The caller holds the session's lock, `lock`. On any failure before the commit the session runs on as it was."""
+    """The caller holds the session's lock, `ready.lock`. On any failure before the commit the session runs on as it was."""
     sealing = _Sealing(snapshot)
     init = Process(session.init_pid, session.init_start)
     staging = store.paths.images / f".{snapshot}"
@@ -88,18 +91,14 @@ def take(
     try:
         staging.mkdir()
         faults.point("snapshot-staged")
-        gate = stack.enter_context(locks.shared(store.paths.gate))
-        dumper = stack.enter_context(
-            criu.Dumper(
-                init.pid,
-                own_network=session.spec.network != "host",
-                hold=[gate, lock],  # if we die, CRIU lets the tree go on; until it has, nobody else may touch it
-            )
-        )
+        stack.enter_context(locks.shared_on(ready.gate))
+        # it keeps the locks: if we die, CRIU lets the tree go on; until it has, nobody else may touch it
+        dumper = stack.enter_context(ready.dumper(init, own_network=session.spec.network != "host"))
         quiesce(init, session.id)
         faults.point("snapshot-quiesced")
 
         def when_frozen() -> None:
+            sealing.held = inspect.descriptors(init.pid)
             _seal(store, session, sealing, end_session, busy, stack)
             sealing.renamed = socket_names.present_names(init.pid)
             sealing.typed = typed.take_typed(init.pid)
@@ -107,7 +106,9 @@ def take(
                 stack.callback(typed.type_again, init.pid, sealing.typed)
 
         def while_frozen() -> None:
-            sealing.manifest = describe_session(init.pid, session.spec.idmap, shell, filtered=session.spec.seccomp)
+            sealing.manifest = describe_session(
+                init.pid, session.spec.idmap, shell, filtered=session.spec.seccomp, held=sealing.held
+            )
             sealing.manifest["base_files"] = _base_files(store, base, session, sealing.manifest.pop("mapped"))
             faults.point("snapshot-frozen")
 
@@ -156,7 +157,7 @@ def take(
         trees.discard_tree(store.paths.work(session.upper or 0))
     if not sealing.rehome:
         return Taken(record, None if end_session else init)
-    return _rehome(store, base, session, record, dumped.paused_ms)
+    return _rehome(store, base, session, record, dumped.paused_ms, stock)
 
 
 def take_files(
@@ -225,12 +226,17 @@ def _room_to_come_back(store: Store, sealing: _Sealing) -> None:
 
 
 def _rehome(
-    store: Store, base: BaseRecord, session: SessionRecord, record: SnapshotRecord, paused_ms: float
+    store: Store,
+    base: BaseRecord,
+    session: SessionRecord,
+    record: SnapshotRecord,
+    paused_ms: float,
+    stock: Stock | None,
 ) -> Taken:
     """Restore the session over its own sealed upper. If that fails it is paused at the snapshot: nothing is lost."""
     began = time.perf_counter()
     try:
-        live = bringup.restore_tree(store, base, record, session.spec, store.paths.session(session.id), {})
+        live = bringup.restore_tree(store, base, record, session.spec, store.paths.session(session.id), {}, stock=stock)
         faults.point("rehome-up")
     except WaypointError as error:
         error.message += (

@@ -7,11 +7,13 @@ import json
 import os
 import shutil
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from waypoint import bringup, faults
+from waypoint.ahead import Stock
 from waypoint.ending import resolve
 from waypoint.errors import HasChildren, HostUnsupported, KernelError, NotFound, WaypointError, WrongState
 from waypoint.guest.commands import BASIC_ENVIRONMENT
@@ -29,11 +31,15 @@ __all__ = ["Engine"]
 
 
 class Engine:
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, ahead: bool = False) -> None:
+        """`ahead`: keep CRIU workers waiting for the next snapshot and restore, for a process that lives longer than one."""
         self.store = Store(home)
         self.boot = processes.boot_id()
+        self.stock = Stock(self.store.paths, on=ahead)
+        weakref.finalize(self, self.stock.close)
 
     def close(self) -> None:
+        self.stock.close()
         self.store.db.close()
 
     def __enter__(self) -> Engine:
@@ -187,6 +193,7 @@ class Engine:
                     self._unmake(session)
                 raise
         faults.point("fork-live")
+        self.stock.refill(None)
         forks = [Session(self, session) for session in ids]
         if snapshot.spec.on_fork:
             self._greet(forks, snapshot.spec.on_fork)
@@ -235,7 +242,9 @@ class Engine:
     ) -> bringup.Live:
         directory = self.store.paths.session(session)
         env = self.environment(spec)
-        return bringup.restore_tree(self.store, base, snapshot, spec, directory, env, verify=verify)
+        return bringup.restore_tree(
+            self.store, base, snapshot, spec, directory, env, verify=verify, stock=self.stock
+        )
 
     # -- ending -----------------------------------------------------------------------------------------------------
 

@@ -88,11 +88,16 @@ def _exported(text: str) -> dict[str, str]:
 
 
 def describe_session(
-    init_pid: int, idmap: int, shell: dict[str, Any] | None, *, filtered: bool = True
+    init_pid: int,
+    idmap: int,
+    shell: dict[str, Any] | None,
+    *,
+    filtered: bool = True,
+    held: dict[int, dict[str, int]] | None = None,
 ) -> dict[str, Any]:
     """Everything about the processes now, with the shell's own answer beside it. Times are the engine's business."""
     began = time.perf_counter()
-    found = inspect.describe(init_pid, idmap)
+    found = inspect.describe(init_pid, idmap, held)
     found["shell"] = shell
     found[LOST] = collect(init_pid)
     found["not_captured"] = find_losses(init_pid, filtered=filtered)

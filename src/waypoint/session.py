@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import time
@@ -11,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from waypoint import bringup, capture, faults
+from waypoint.ahead import Ready
 from waypoint.errors import NotCapturable, UsageError, WrongState
 from waypoint.guest import commands, frames
 from waypoint.guest.connection import Connection, connect
@@ -222,13 +224,15 @@ class Session:
             record = self._live(self.record)
             if name is not None and self._store.db.has_snapshot_name(record.tree, name):
                 raise UsageError(f"this tree has a snapshot named {name} already", name=name)
-            shell = shell_state(self)
-            with locks.exclusive(self._store.paths.session_lock(self.id)) as lock:
-                taken = self._capture(name, shell, began, created, lock, end_session=False)
+            with contextlib.closing(self._engine.stock.ready(record)) as ready:
+                shell = shell_state(self)
+                with locks.exclusive_on(ready.lock):
+                    taken = self._capture(name, shell, began, created, ready, end_session=False)
+            self._get_ahead()
             return self._engine.keep_shallow(taken)
 
     def _capture(
-        self, name: str | None, shell: dict[str, Any] | None, began: float, created: float, lock: int, *, end_session: bool
+        self, name: str | None, shell: dict[str, Any] | None, began: float, created: float, ready: Ready, *, end_session: bool
     ) -> SnapshotRecord:
         """The caller holds the session's lock."""
         record = self._live(self._engine.resolved(self.id))
@@ -241,7 +245,8 @@ class Session:
         def take() -> SnapshotRecord:
             return capture.take(
                 self._store, self._store.db.base(record.base), record, snapshot,
-                name=name, shell=shell, began=began, created=created, lock=lock, end_session=end_session,
+                name=name, shell=shell, began=began, created=created, ready=ready, end_session=end_session,
+                stock=self._engine.stock,
             ).record  # fmt: skip
 
         try:
@@ -250,6 +255,10 @@ class Session:
             if not own_tty.reopen_by_name(record.init_pid):
                 raise
             return take()
+
+    def _get_ahead(self) -> None:
+        if self._engine.stock.on:
+            self._engine.stock.refill(self.record)
 
     def _auto_snapshot(self) -> None:
         taken = self.snapshot()
@@ -284,6 +293,7 @@ class Session:
                 faults.point("restore-up")
                 self._take_place(record, target, live)
             self._drop_pause(record)
+        self._get_ahead()
         return target
 
     def _take_place(self, record: SessionRecord, target: SnapshotRecord, live: bringup.Live) -> None:
@@ -352,11 +362,12 @@ class Session:
         """Save everything and release all processes and memory."""
         began, created = time.perf_counter(), time.time()
         with self._store.operation():
-            shell = shell_state(self)
-            with locks.exclusive(self._store.paths.session_lock(self.id)) as lock:
-                taken = self._capture(None, shell, began, created, lock, end_session=True)
-                faults.point("pause-committed")
-                self._engine.sync()
+            with contextlib.closing(self._engine.stock.ready(self._live(self.record))) as ready:
+                shell = shell_state(self)
+                with locks.exclusive_on(ready.lock):
+                    taken = self._capture(None, shell, began, created, ready, end_session=True)
+                    faults.point("pause-committed")
+                    self._engine.sync()
         return taken
 
     def resume(self) -> None:
@@ -378,6 +389,7 @@ class Session:
         """End the session and drop its private files. Its snapshots stay."""
         with self._store.operation(), locks.exclusive(self._store.paths.session_lock(self.id)):
             record = self._engine.resolved(self.id)
+            self._engine.stock.drop(self.id)
             self._store.db.remove_session(self.id)
             faults.point("remove-row")
             self._engine.end_incarnation(record)

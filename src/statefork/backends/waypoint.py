@@ -205,7 +205,7 @@ class WaypointDriver(Driver):
             with _opening:
                 found = _open.get(store)
                 if found is None:
-                    found = _open[store] = Engine(store)
+                    found = _open[store] = Engine(store, ahead=True)
                 self._engines[store] = found
         return found
 

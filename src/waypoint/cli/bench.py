@@ -18,16 +18,18 @@ __all__ = ["bench"]
 @click.command()
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(min=1), help="How often each verb is timed.")
 @click.option("--rootfs", type=click.Path(exists=True, path_type=Path), help="Over this root; default: the host's own.")
+@click.option("--cold", is_flag=True, help="Start every CRIU worker when it is needed, as one-shot commands do.")
 @json_option
-def bench(rounds: int, rootfs: Path | None, as_json: bool) -> None:
+def bench(rounds: int, rootfs: Path | None, cold: bool, as_json: bool) -> None:
     """Time exec, snapshot, restore and fork; each clock stops at the first correct command."""
     from waypoint.bases import base_from_rootfs
     from waypoint.bench import measure
     from waypoint.engine import Engine
 
-    with Engine(Path(output.home())) as engine:
+    with Engine(Path(output.home()), ahead=not cold) as engine:
         base = None if rootfs is None else base_from_rootfs(engine.store, rootfs)
         found = measure(engine, base, rounds, output.show_progress)
+        found["cold"] = cold
         found["figures"].append(_whole_process(engine, rounds))
     output.show_progress("")
     if as_json:
@@ -37,7 +39,7 @@ def bench(rounds: int, rootfs: Path | None, as_json: bool) -> None:
     for figure in found["figures"]:
         print(f"{figure['what']:44}{figure['p50_ms']:9.2f}{figure['p95_ms']:9.2f}{figure['least_ms']:9.2f}")
     print(
-        f"{found['rounds']} rounds over {found['base']}, {found['cores']} cores, "
+        f"{found['rounds']} rounds {'cold' if cold else 'with workers ahead'} over {found['base']}, {found['cores']} cores, "
         f"load {found['load_before']} before, {found['load_after']} after"
     )
 

@@ -23,7 +23,7 @@ from waypoint.kernel.criu_worker import Hook, Worker
 from waypoint.kernel.launch import ID_BASE, STAGE, Overlay, launch_argv
 from waypoint.outcomes import Process
 
-__all__ = ["LINK_PREFIX", "Dumped", "Dumper", "end_half_restored", "has_remaps", "restore"]
+__all__ = ["LINK_PREFIX", "Dumped", "Dumper", "end_half_restored", "has_remaps", "restore", "start_restorer"]
 
 _NEWNET = 0x40000000
 _GHOST_LIMIT = 0xFFFF_FFFF
@@ -55,7 +55,18 @@ class Dumper:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._worker.close(wait=self._ends)  # CRIU holds the tree's mounts open until it ends itself
+
+    @property
+    def pid(self) -> int:
+        return self._worker.pid
+
+    def there(self) -> bool:
+        """It was started ahead and nothing has ended it since."""
+        return self._worker.there()
 
     def dump(
         self,
@@ -129,6 +140,23 @@ def has_remaps(images: Path) -> bool:
     return path.exists() and path.stat().st_size > 8  # beyond its magic
 
 
+def start_restorer(hold: Sequence[int]) -> Worker:
+    """A worker for a restore, started before it is known of what; not for sessions with cgroups of their own."""
+    return Worker(launch_argv("criu", _kdat(), (), tools.criu_argv()), hold=hold)
+
+
+def _stage(worker: Worker, overlay: Overlay) -> None:
+    """Mount the session's root where a worker that runs already looks for it."""
+    argv = [str(tools.launch_path()), "stage", *overlay.options(), "--enter", str(worker.pid)]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, env={})
+    if done.returncode == 0:
+        return
+    said = done.stderr.decode(errors="replace").strip()
+    if os.strerror(errno.ENOSPC) in said:
+        raise DiskFull(f"no space left on the store's disk; nothing was lost: {said}")
+    raise CriuError(f"the session's root could not be mounted: {said}")
+
+
 def restore(
     images: Path,
     overlay: Overlay,
@@ -139,9 +167,11 @@ def restore(
     with_network: Hook | None,
     hold: Sequence[int],
     before_resume: Hook | None = None,
+    ahead: Worker | None = None,
 ) -> Process:
     """Bring the tree back over `overlay`; returns its PID 1. On failure nothing of the tree is left. `hold`: see Worker.
 
+    `ahead`: a worker of `start_restorer` that waits; it is used up here. Then `hold` is what it was started with.
     `with_network` is called with that pid when its namespaces exist and no socket has been restored yet, `before_resume` when all
     is restored and nothing runs yet.
     """
@@ -161,7 +191,9 @@ def restore(
 
         argv = launch_argv("criu", [*_kdat(), *overlay.options()], cgroups, tools.criu_argv())
         try:
-            with contextlib.ExitStack() as held, Worker(argv, hold=hold) as worker:
+            with contextlib.ExitStack() as held, ahead or Worker(argv, hold=hold) as worker:
+                if ahead is not None:
+                    _stage(ahead, overlay)
                 hooks: dict[str, Hook] = {"setup-namespaces": namespaces_exist, "network-unlock": lambda _: held.close()}
                 if before_resume is not None:
                     hooks["pre-resume"] = lambda _: before_resume(begun[0].pid)

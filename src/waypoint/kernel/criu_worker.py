@@ -27,6 +27,12 @@ Hook = Callable[[int], None]
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+def _ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 class Worker:
     """It ends with the answer to its one request, or when it is closed.
 
@@ -35,6 +41,7 @@ class Worker:
 
     def __init__(self, argv: Sequence[str], *, hold: Sequence[int]) -> None:
         self._answered = False
+        self._launcher = argv[0]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._socket = ours
@@ -49,6 +56,20 @@ class Worker:
                 start_new_session=True,
             )
         self._pidfd = os.pidfd_open(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def there(self) -> bool:
+        return not _ended(self._pidfd)
+
+    def waits(self) -> bool:
+        """It has become CRIU, in namespaces of its own, and nothing has ended it since."""
+        try:
+            return self.there() and os.readlink(f"/proc/{self.pid}/exe") != self._launcher
+        except OSError:
+            return False
 
     def __enter__(self) -> Worker:
         return self

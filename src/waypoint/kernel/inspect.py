@@ -10,16 +10,19 @@ from typing import Any
 from waypoint.kernel.processes import namespace_pids
 from waypoint.kernel.sockets import LISTENING, inet_sockets
 
-__all__ = ["describe", "listening_ports", "mapped_files"]
+__all__ = ["describe", "descriptors", "listening_ports", "mapped_files"]
 
 
-def describe(init_pid: int, idmap: int) -> dict[str, Any]:
-    """Processes, ports, mounts and mapped files of the tree under `init_pid`. Processes that end meanwhile are left out."""
+def describe(init_pid: int, idmap: int, held: dict[int, dict[str, int]] | None = None) -> dict[str, Any]:
+    """Processes, ports, mounts and mapped files of the tree under `init_pid`. Processes that end meanwhile are left out.
+
+    `held`: what `descriptors` found a moment ago, of a tree that CRIU is at work on by now.
+    """
     processes = []
     mapped: dict[str, list[int]] = {}
     for pid in namespace_pids(init_pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            found = _process(pid, idmap)
+            found = _process(pid, idmap, None if held is None else held.get(pid, {}))
             if found is not None:
                 processes.append(found)
                 mapped.update(mapped_files(pid))
@@ -31,7 +34,7 @@ def describe(init_pid: int, idmap: int) -> dict[str, Any]:
     }
 
 
-def _process(pid: int, idmap: int) -> dict[str, Any] | None:
+def _process(pid: int, idmap: int, held: dict[str, int] | None) -> dict[str, Any] | None:
     status = {}
     with open(f"/proc/{pid}/status", errors="surrogateescape") as lines:
         for line in lines:
@@ -60,9 +63,21 @@ def _process(pid: int, idmap: int) -> dict[str, Any] | None:
         "threads": int(status.get("Threads", "0")),
         "cwd": "" if zombie else os.readlink(f"/proc/{pid}/cwd"),
         "exe": "" if zombie else os.readlink(f"/proc/{pid}/exe"),
-        "descriptors": {} if zombie else _descriptors(pid),
+        "descriptors": {} if zombie else _descriptors(pid) if held is None else held,
         "memory_kib": int(status.get("VmRSS", "0 kB").split()[0]),
     }
+
+
+def descriptors(init_pid: int) -> dict[int, dict[str, int]]:
+    """How many descriptors of each kind each process has, by its pid on the host.
+
+    CRIU opens some of its own inside the processes that it dumps: this is asked before it does.
+    """
+    found = {}
+    for pid in namespace_pids(init_pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            found[pid] = _descriptors(pid)
+    return found
 
 
 def _descriptors(pid: int) -> dict[str, int]:

@@ -14,7 +14,7 @@ from waypoint.errors import Busy, NotFound
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["exclusive", "shared"]
+__all__ = ["exclusive", "exclusive_on", "open_lock", "shared", "shared_on"]
 
 
 @contextmanager
@@ -30,12 +30,31 @@ def exclusive(path: Path | str, *, timeout: float | None = None) -> Iterator[int
         yield fd
 
 
-@contextmanager
-def _held(path: Path | str, kind: int, timeout: float | None) -> Iterator[int]:
+def open_lock(path: Path | str) -> int:
+    """A descriptor to lock later, with `shared_on` or `exclusive_on`; a child that inherits it now shares that lock then."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError as error:
         raise NotFound(f"{path} is gone: the session has just been removed") from error
+
+
+@contextmanager
+def shared_on(fd: int) -> Iterator[None]:
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    yield
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+@contextmanager
+def exclusive_on(fd: int) -> Iterator[None]:
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    yield
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+@contextmanager
+def _held(path: Path | str, kind: int, timeout: float | None) -> Iterator[int]:
+    fd = open_lock(path)
     try:
         if timeout is None:
             fcntl.flock(fd, kind)

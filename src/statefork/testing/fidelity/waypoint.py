@@ -88,7 +88,7 @@ class SessionSubject:
 
 def opener(home: Path) -> Callable[[Options], SessionSubject]:
     """Makes sessions over the host's own root in the store at `home`."""
-    engine = Engine(home)
+    engine = Engine(home, ahead=True)
 
     def open_session(options: Options) -> SessionSubject:
         session = engine.new(

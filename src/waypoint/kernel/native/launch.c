@@ -4,6 +4,7 @@
  *
  *   launch new  [overlay options] [session options] -- INIT [ARG...]   starts PID 1; prints its host pid
  *   launch criu [overlay options] [criu options] -- CRIU ARG...        becomes CRIU in a private mount namespace
+ *   launch stage [overlay options] --enter PID                         mounts the overlay for a CRIU that was started before
  *
  * Every mount is made in a private mount namespace: when the session's last process dies the kernel removes them all,
  * whatever happened to the caller. Nothing is ever mounted in the host's namespace.
@@ -469,6 +470,24 @@ static int become_criu(char **argv)
 	return 125;
 }
 
+/* Never in the host's own mount namespace: a CRIU that has not left it yet is not ready for a root. */
+static int stage(void)
+{
+	struct stat ours, theirs;
+	char path[64];
+
+	snprintf(path, sizeof(path), "/proc/%d/ns/mnt", enter_pid);
+	if (stat("/proc/self/ns/mnt", &ours) || stat(path, &theirs))
+		die("looking at %s", path);
+	if (ours.st_ino == theirs.st_ino) {
+		errno = EAGAIN;
+		die("process %d has no mount namespace of its own", enter_pid);
+	}
+	enter(enter_pid, "mnt", CLONE_NEWNS);
+	mount_overlay();
+	return 0;
+}
+
 static const char *value(char **argv, int *i)
 {
 	if (!argv[*i + 1]) {
@@ -506,9 +525,11 @@ int main(int argc, char **argv)
 			return 2;
 		}
 	}
+	reset_signals();
+	if (!strcmp(argv[1], "stage"))
+		return enter_pid && upper ? stage() : 2;
 	if (!argv[i] || !argv[i + 1])
 		return 2;
-	reset_signals();
 	if (!strcmp(argv[1], "new"))
 		return new_session(argv + i + 1);
 	if (!strcmp(argv[1], "criu"))

@@ -1,0 +1,201 @@
+"""CRIU workers that are started before they are needed: starting and linking one takes a third of a small snapshot's time.
+
+A worker waits on its socket and does nothing; when this process ends, however it ends, its workers find their socket closed and
+end too. What they hold meanwhile is a mount namespace of their own (and a dumper its session's network namespace), so a worker
+that nobody needs is let go after a while.
+
+The locks: a worker must keep the caller's locks should the caller die in the middle. A lock belongs to an open file, and that is
+shared with the worker when it starts; it is locked when the work begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+
+from waypoint.errors import WaypointError
+from waypoint.kernel import criu
+from waypoint.kernel.criu_worker import Worker
+from waypoint.model import Process, SessionRecord
+from waypoint.store import locks
+from waypoint.store.paths import Paths
+
+__all__ = ["Ready", "Restorer", "Stock"]
+
+MOST_DUMPERS = 4
+MOST_RESTORERS = 2
+IDLE_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Ready:
+    """The locks of one snapshot, and a worker that was started for it while there was other work to do."""
+
+    lock: int
+    gate: int
+    init: Process
+    _dumper: criu.Dumper | None
+    since: float = field(default_factory=time.monotonic)
+
+    def dumper(self, init: Process, *, own_network: bool) -> criu.Dumper:
+        """For one dump of `init`'s tree: the waiting one, if it waits for that, else a new one."""
+        waiting, self._dumper = self._dumper, None
+        if waiting is not None:
+            if self.init == init and waiting.there():
+                return waiting
+            waiting.close()
+        return criu.Dumper(init.pid, own_network=own_network, hold=[self.gate, self.lock])
+
+    def usable(self, init: Process) -> bool:
+        return self.init == init and self._dumper is not None and self._dumper.there()
+
+    @property
+    def pid(self) -> int:
+        return 0 if self._dumper is None else self._dumper.pid
+
+    def close(self) -> None:
+        if self._dumper is not None:
+            self._dumper.close()
+        os.close(self.gate)
+        os.close(self.lock)
+
+
+@dataclass(frozen=True, slots=True)
+class Restorer:
+    """A worker that can restore any session without cgroups of its own, and the lock that it shares."""
+
+    worker: Worker
+    gate: int
+    since: float = field(default_factory=time.monotonic)
+
+    def close(self) -> None:
+        self.worker.close()
+        os.close(self.gate)
+
+
+class Stock:
+    """What one engine has waiting. Used by any number of threads."""
+
+    def __init__(self, paths: Paths, *, on: bool) -> None:
+        self._paths = paths
+        self.on = on
+        self._lock = threading.Lock()
+        self._dumpers: dict[str, Ready] = {}
+        self._restorers: list[Restorer] = []
+        self._watched = False
+
+    def ready(self, session: SessionRecord) -> Ready:
+        """For a snapshot of this session; the caller closes it."""
+        init = Process(session.init_pid, session.init_start)
+        with self._lock:
+            waiting = self._dumpers.pop(session.id, None)
+        if waiting is not None:
+            if waiting.usable(init):
+                return waiting
+            waiting.close()
+        return self._make_ready(session, init)
+
+    def _make_ready(self, session: SessionRecord, init: Process) -> Ready:
+        with contextlib.ExitStack() as undo:
+            lock = locks.open_lock(self._paths.session_lock(session.id))
+            undo.callback(os.close, lock)
+            gate = locks.open_lock(self._paths.gate)
+            undo.callback(os.close, gate)
+            own_network = session.spec.network != "host"
+            dumper = None if session.spec.files_only else criu.Dumper(init.pid, own_network=own_network, hold=[gate, lock])
+            undo.pop_all()
+        return Ready(lock, gate, init, dumper)
+
+    def restorer(self) -> Restorer | None:
+        """One that waits, if there is one; the caller closes its gate when the worker is used up."""
+        while True:
+            with self._lock:
+                found = self._restorers.pop() if self._restorers else None
+            if found is None or found.worker.waits():
+                return found
+            found.close()
+
+    def refill(self, session: SessionRecord | None) -> None:
+        """After an operation: have a worker for the next snapshot of this session, and one for the next restore or fork."""
+        if self.on:
+            threading.Thread(target=self._refill, args=(session,), name="refill", daemon=True).start()
+
+    def _refill(self, session: SessionRecord | None) -> None:
+        with contextlib.suppress(WaypointError, OSError):
+            if session is not None and not session.spec.files_only:
+                self._keep_ready(session)
+            with self._lock:
+                enough = len(self._restorers) >= MOST_RESTORERS
+            if not enough:
+                gate = locks.open_lock(self._paths.gate)
+                self._keep_restorer(Restorer(criu.start_restorer([gate]), gate))
+
+    def _keep_ready(self, session: SessionRecord) -> None:
+        init = Process(session.init_pid, session.init_start)
+        with self._lock:
+            there = self._dumpers.get(session.id)
+            if there is not None and there.usable(init):
+                return
+        fresh = self._make_ready(session, init)
+        with self._lock:
+            old = [self._dumpers.pop(session.id, None)]
+            self._dumpers[session.id] = fresh
+            while len(self._dumpers) > MOST_DUMPERS:
+                old.append(self._dumpers.pop(next(iter(self._dumpers))))
+            self._watch()
+        self._close(*old)
+
+    def _keep_restorer(self, fresh: Restorer) -> None:
+        with self._lock:
+            self._restorers.append(fresh)
+            self._watch()
+
+    def drop(self, session: str) -> None:
+        """The session is ended: nothing of ours may keep its namespaces."""
+        with self._lock:
+            waiting = self._dumpers.pop(session, None)
+        self._close(waiting)
+
+    def close(self) -> None:
+        with self._lock:
+            self.on = False
+            waiting: list[Ready | Restorer] = [*self._dumpers.values(), *self._restorers]
+            self._dumpers.clear()
+            self._restorers.clear()
+        self._close(*waiting)
+
+    def waiting(self) -> list[int]:
+        """The workers' pids."""
+        with self._lock:
+            dumpers = [one.pid for one in self._dumpers.values()]
+            return [*dumpers, *(one.worker.pid for one in self._restorers)]
+
+    def _close(self, *waiting: Ready | Restorer | None) -> None:
+        for one in waiting:
+            if one is not None:
+                one.close()
+
+    def _watch(self) -> None:
+        """Called with the lock held."""
+        if not self._watched:
+            self._watched = True
+            threading.Thread(target=self._let_go, name="let-go", daemon=True).start()
+
+    def _let_go(self) -> None:
+        """Ends when nothing waits any more."""
+        while True:
+            time.sleep(IDLE_SECONDS / 4)
+            oldest = time.monotonic() - IDLE_SECONDS
+            with self._lock:
+                stale: list[Ready | Restorer] = [one for one in self._dumpers.values() if one.since < oldest]
+                stale += [one for one in self._restorers if one.since < oldest]
+                self._dumpers = {key: one for key, one in self._dumpers.items() if one.since >= oldest}
+                self._restorers = [one for one in self._restorers if one.since >= oldest]
+                if not self._dumpers and not self._restorers:
+                    self._watched = False
+            self._close(*stale)
+            if not self._watched:
+                return

@@ -1,0 +1,129 @@
+"""Workers that wait for the next snapshot and restore: used, let go, and never in the way of what they are for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from waypoint import ahead
+from waypoint.engine import Engine
+from waypoint.kernel import processes
+from waypoint.model import BaseRecord
+from waypoint.session import Session
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def eager(home: Path, engine: Engine) -> Iterator[Engine]:
+    with Engine(home, ahead=True) as found:
+        yield found
+        assert found.store.tag == engine.store.tag
+
+
+@pytest.fixture
+def eager_session(eager: Engine, small_base: BaseRecord) -> Iterator[Session]:
+    session = eager.new(base=small_base)
+    yield session
+    session.remove()
+
+
+def stocked(engine: Engine) -> list[int]:
+    until(lambda: len(engine.stock.waiting()) >= 2, "a worker for each way")
+    return engine.stock.waiting()
+
+
+def test_snapshots_and_restores_use_the_workers_that_wait(eager: Engine, eager_session: Session) -> None:
+    session = eager_session
+    used: set[int] = set()
+    snapshots = []
+    session.exec("sleep 1000 & N=0")
+    for number in range(5):
+        session.exec(f"N={number}; echo {number} >/file")
+        snapshots.append(session.snapshot().id)
+        before = set(stocked(eager))
+        (fork,) = session.fork(1, from_snapshot=snapshots[-1])
+        assert fork.exec("echo $N; cat /file; jobs -pr | wc -l").stdout.split() == [b"%d" % number] * 2 + [b"1"]
+        fork.remove()
+        used |= before - set(eager.stock.waiting())
+    for number in (3, 0, 4):
+        stocked(eager)
+        session.restore(snapshots[number], verify=True)
+        assert session.exec("echo $N; cat /file").stdout.split() == [b"%d" % number] * 2
+    assert used, "no worker was ever taken"
+
+
+def test_a_worker_that_was_killed_is_replaced(eager: Engine, eager_session: Session) -> None:
+    session = eager_session
+    session.exec("X=1")
+    first = session.snapshot().id
+    for pid in stocked(eager):
+        os.kill(pid, signal.SIGKILL)
+    session.exec("X=2")
+    second = session.snapshot().id
+    session.restore(first)
+    assert session.exec("echo $X").stdout == b"1\n"
+    session.restore(second)
+    assert session.exec("echo $X").stdout == b"2\n"
+
+
+def test_a_worker_for_an_older_incarnation_is_not_used(eager: Engine, engine: Engine, eager_session: Session) -> None:
+    session = eager_session
+    session.exec("X=old")
+    snapshot = session.snapshot().id
+    stocked(eager)
+    engine.session(session.id).restore(snapshot)  # somebody else's restore: other processes, another network namespace
+    session.exec("X=new")
+    again = session.snapshot().id
+    (fork,) = session.fork(1, from_snapshot=again)
+    assert fork.exec("echo $X").stdout == b"new\n"
+    fork.remove()
+
+
+def test_workers_end_with_their_engine_and_after_a_while(
+    home: Path, small_base: BaseRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine(home, ahead=True) as eager:
+        session = eager.new(base=small_base)
+        session.snapshot()
+        workers = stocked(eager)
+        session.remove()
+    until(lambda: not any(alive(pid) for pid in workers), "the workers end with the engine")
+    monkeypatch.setattr(ahead, "IDLE_SECONDS", 0.2)
+    with Engine(home, ahead=True) as eager:
+        session = eager.new(base=small_base)
+        session.snapshot()
+        until(lambda: len(eager.stock.waiting()) > 0, "a worker waits")
+        until(lambda: not eager.stock.waiting(), "workers that nobody needs are let go")
+        session.remove()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return processes.start_ticks(pid) > 0
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_removed_session_leaves_no_worker_in_its_network(eager: Engine, small_base: BaseRecord) -> None:
+    session = eager.new(base=small_base)
+    session.snapshot()
+    until(lambda: len(eager.stock.waiting()) >= 2, "workers wait")
+    network = network_of(session.record.init_pid)
+    assert any(network_of(pid) == network for pid in eager.stock.waiting())
+    session.remove()
+    assert not any(network_of(pid) == network for pid in eager.stock.waiting())
+
+
+def network_of(pid: int) -> Path:
+    return Path(f"/proc/{pid}/ns/net").readlink()
