@@ -2,7 +2,8 @@
 
 Several hosts may start a server each over the same directory. The first that finds no daemon is the daemon, on the usual
 socket; the others use it, and when it ends the next call of any of them takes over. Environments outlive all of that, so to a
-model nothing happens. A request is sent again only if it could not be sent at all.
+model nothing happens. A request is sent again only if it could not be sent at all, or if doing it twice is
+the same as once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ __all__ = ["Daemon"]
 log = logging.getLogger(__name__)
 _START_SECONDS = 60.0
 _CALL_SECONDS = 900.0
+_ATTEMPTS = 3
+_LOST = (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 
 
 class Daemon:
@@ -53,19 +56,24 @@ class Daemon:
         *,
         token: str | None = None,
         headers: Mapping[str, str] | None = None,
+        repeatable: bool = False,
         **more: Any,
     ) -> httpx.Response:
-        """`token` is the caller's; without one the daemon sees the owner of its socket."""
+        """`token` is the caller's; without one the daemon sees the owner of its socket.
+
+        What is `repeatable` is also sent again when the daemon ended while it worked on it. Raises httpx.TransportError.
+        """
         bearer = token or self._token
         sent = {**(headers or {}), **({"Authorization": f"Bearer {bearer}"} if bearer else {})}
-        for attempt in range(3):
+        lost = _LOST if repeatable else (httpx.ConnectError,)
+        for attempt in range(_ATTEMPTS):
             client = await self._reached()
             try:
                 return await client.request(method, path, headers=sent, **more)
-            except httpx.ConnectError as error:
+            except lost:
                 await self._forget(client)
-                if attempt == 2:
-                    raise KernelError(f"the daemon cannot be reached: {error}; is it running?") from error
+                if attempt == _ATTEMPTS - 1:
+                    raise
         raise AssertionError("not reached")
 
     async def _reached(self) -> httpx.AsyncClient:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import secrets
 from typing import Any
 from urllib.parse import quote
 
@@ -34,7 +35,7 @@ class Remote:
     # -- environments -------------------------------------------------------------------------------------------------
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
-        return await self._json("POST", "/v1/environments", json=body)
+        return await self._json("POST", "/v1/environments", json=body, once=True)
 
     async def environments(self, limit: int, cursor: str | None) -> dict[str, Any]:
         params = {"limit": str(limit), **({"cursor": cursor} if cursor else {})}
@@ -53,7 +54,7 @@ class Remote:
         return await self._json("POST", _of(environment, "resume"))
 
     async def fork(self, environment: str, body: dict[str, Any]) -> dict[str, Any]:
-        return await self._json("POST", _of(environment, "fork"), json=body)
+        return await self._json("POST", _of(environment, "fork"), json=body, once=True)
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
@@ -91,7 +92,7 @@ class Remote:
     # -- states -------------------------------------------------------------------------------------------------------
 
     async def snapshot(self, environment: str, body: dict[str, Any]) -> dict[str, Any]:
-        return await self._json("POST", _of(environment, "snapshots"), json=body)
+        return await self._json("POST", _of(environment, "snapshots"), json=body, once=True)
 
     async def restore(self, environment: str, snapshot: str) -> dict[str, Any]:
         return await self._json("POST", _of(environment, "restore"), json={"snapshot": snapshot})
@@ -108,9 +109,16 @@ class Remote:
         found: dict[str, Any] = (await self._sent(method, path, **more)).json()
         return found
 
-    async def _sent(self, method: str, path: str, **more: Any) -> httpx.Response:
+    async def _sent(self, method: str, path: str, *, once: bool = False, **more: Any) -> httpx.Response:
+        """`once`: with a key, so that the daemon's next process does it only if this one had not."""
+        headers = {"Idempotency-Key": secrets.token_hex(16)} if once else None
+        repeatable = once or method in ("GET", "PUT")
         try:
-            response = await self._daemon.request(method, path, token=self._token, **more)
+            response = await self._daemon.request(
+                method, path, token=self._token, headers=headers, repeatable=repeatable, **more
+            )
+        except httpx.ConnectError as error:
+            raise RemoteError("kernel", f"the daemon cannot be reached ({error}); is it running?") from error
         except httpx.HTTPError as error:
             raise RemoteError(
                 "kernel", f"the daemon ended during the call ({type(error).__name__}); look before you repeat it"
