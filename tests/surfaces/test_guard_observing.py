@@ -11,20 +11,15 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from ipaddress import IPv4Address
 from pathlib import Path
 
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from prometheus_client.parser import text_string_to_metric_families
 
 import statefork.errors
+from certificates import make_certificate
 from guarded import Served, served
 from statefork.errors import UsageError
 from statefork.server.guard.listening import TlsFiles
@@ -190,28 +185,6 @@ def test_systemd_is_told(tmp_path: Path) -> None:
         assert notify(str(tmp_path / "notify"), "READY=1")
         assert receiver.recv(100) == b"READY=1"
     assert not notify(None, "READY=1") and not notify(str(tmp_path / "nobody"), "READY=1")
-
-
-def make_certificate(directory: Path) -> TlsFiles:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    (directory / "cert.pem").write_bytes(certificate.public_bytes(pem))
-    plain = serialization.NoEncryption()
-    (directory / "key.pem").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
-    return TlsFiles(directory / "cert.pem", directory / "key.pem")
 
 
 def test_tls_is_spoken_with_the_certificate_and_nothing_else(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ __all__ = ["Daemon"]
 log = logging.getLogger(__name__)
 _START_SECONDS = 60.0
 _CALL_SECONDS = 900.0
+_ELSEWHERE_SECONDS = 15.0
 _ATTEMPTS = 3
 _LOST = (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 
@@ -90,15 +91,21 @@ class Daemon:
         socket = self._home / "statefork.sock"
         transport = httpx.AsyncHTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=None))
         client = httpx.AsyncClient(transport=transport, base_url="http://statefork", timeout=_CALL_SECONDS)
-        deadline = time.monotonic() + _START_SECONDS
+        deadline, elsewhere = time.monotonic() + _START_SECONDS, time.monotonic() + _ELSEWHERE_SECONDS
         while True:
             state = await _asked(client)
             if state == "ready":
                 return client
             if state == "absent":
-                with contextlib.suppress(Busy):  # somebody else is just starting one
+                try:
                     await self._become(socket)
                     continue
+                except Busy as error:  # somebody else is just starting one, or listens elsewhere
+                    if time.monotonic() > elsewhere:
+                        await client.aclose()
+                        raise Busy(
+                            f"{error.message}. It does not listen on {socket}: say where with `statefork mcp --url`"
+                        ) from error
             if time.monotonic() > deadline:
                 await client.aclose()
                 raise KernelError(f"the daemon on {socket} does not become ready; its log tells why")
