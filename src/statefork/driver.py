@@ -174,7 +174,7 @@ class Live(GuestFiles, ABC):
         raise Unsupported("this backend offers no terminal")
 
     def usage(self) -> Usage | None:
-        """None where the backend cannot tell."""
+        """None where the backend cannot tell. Raises: SessionDead, by which its death is noticed."""
         return None
 
     def note(self) -> Mapping[str, Any]:

@@ -121,10 +121,13 @@ class Environment(Inside):
         )
         return environment
 
-    def abandon(self, why: str) -> None:
-        """Its processes are gone, and not by our doing: it is `lost`, and can still be restored to a snapshot."""
+    def abandon(self, why: str, place: str | None = None) -> None:
+        """Its processes are gone, and not by our doing: it is `lost`, and can still be restored to a snapshot.
+
+        `place` is where they were; if something else is live by now, nothing is lost.
+        """
         with self._state_lock:
-            if self._state != "destroyed":
+            if self._state != "destroyed" and place in (None, self.place):
                 standing, self._standing = self._standing, None
                 self._state, self._lost, self._paused_at = "lost", why, None
                 if standing is not None:
@@ -152,6 +155,11 @@ class Environment(Inside):
     def state(self) -> str:
         """`live`, `paused` or `destroyed`; in the daemon also `lost`: its processes ended without being asked to."""
         return self._state
+
+    def settled(self) -> str:
+        """`state`, when whatever is changing it has ended."""
+        with self._state_lock:
+            return self._state
 
     @property
     def lost(self) -> str:

@@ -112,7 +112,10 @@ class WaypointLive(Live):
         return _Terminal(self, rows, columns)
 
     def usage(self) -> Usage | None:
-        record = self.session.record
+        with self._reached():
+            record = self._engine.settle(self.session.record)
+        if record.state == "dead":
+            raise SessionDead(f"the processes of session {record.id} have ended", session=record.id)
         return Usage(*tree_usage(record.init_pid)) if record.state == "live" else None
 
     def note(self) -> dict[str, Any]:

@@ -119,6 +119,11 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._ready = ready
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        with self.capture_signals():
+            await self._serve(sockets)
+            self._captured_signals.clear()  # it would kill itself with them again, after all is in order
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if not self.should_exit:

@@ -127,20 +127,20 @@ def _told(error: Exception, request_id: str) -> tuple[int, str, str, Mapping[str
     return 500, "internal", detail, {}, {}
 
 
-async def _answer(connection: HTTPConnection, error: Exception) -> Response:
+async def _answer(connection: HTTPConnection, error: Exception) -> Response | None:
+    """Before a WebSocket is accepted a response refuses it; afterwards it can only be closed."""
     request_id = getattr(connection.state, "request_id", "")
     response = problem_response(error, request_id)
     if response.status_code >= 500:
         log.error("request failed", exc_info=error)
     connection.state.problem_code = _told(error, request_id)[1]
-    if isinstance(connection, WebSocket) and connection.application_state is WebSocketState.CONNECTING:
-        await connection.send_denial_response(response)
-    elif isinstance(connection, WebSocket):
+    if isinstance(connection, WebSocket) and connection.application_state is not WebSocketState.CONNECTING:
         await connection.close(1011 if response.status_code >= 500 else 1008, connection.state.problem_code)
+        return None
     return response
 
 
 def add_handlers(app: FastAPI) -> None:
     kinds = (WaypointError, HTTPException, RequestValidationError, WebSocketRequestValidationError)
     for kind in kinds:
-        app.add_exception_handler(kind, _answer)
+        app.add_exception_handler(kind, _answer)  # type: ignore[arg-type]

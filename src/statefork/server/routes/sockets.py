@@ -115,6 +115,8 @@ async def open_terminal(
         try:
             both: list[asyncio.Future[Any]] = [showing, typing]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if typing.done():
+                typing.result()
             if showing.done():
                 await _send(socket, {"type": "closed", "reason": showing.result()})
         finally:

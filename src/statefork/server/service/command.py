@@ -109,14 +109,11 @@ class Command:
         try:
             return call(self)
         except WrongState:
-            if self.number is None or self.environment.state != "paused":
+            if self.number is None or self.environment.settled() != "paused":
                 raise
         while True:
-            self.suspended = True
             self._await_resume()
-            self.suspended = False
             try:
-                assert self.number is not None
                 self.place = self.environment.place
                 ended = self.environment.follow_command(
                     self.number,
@@ -126,12 +123,14 @@ class Command:
                 )
                 return self._whole(ended)
             except WrongState:
-                if self.environment.state != "paused":
+                if self.environment.settled() != "paused":
                     raise
 
     def _await_resume(self) -> None:
+        self.suspended = True
         while self.environment.state == "paused":
             time.sleep(0.1)
+        self.suspended = False
         if self.environment.state != "live":
             raise SessionDead(f"environment {self.environment.id} is {self.environment.state}: its command is gone")
 

@@ -87,7 +87,10 @@ class Making:
         settings, records = self._service.settings, self._service.records
         method = find_method(wanted.method)
         arguments = self._with_context(wanted.arguments)
-        driver = method.driver(arguments)
+        try:
+            driver = method.driver(arguments)
+        except (TypeError, ValueError, AttributeError) as error:  # JSON has more kinds of values than arguments take
+            raise UsageError(f"{wanted.method}: {error}; {method.signature}") from error
         records.add_tree(TreeRow(row.tree, wanted.method, dict(arguments), driver.name, driver.durable, row.owner))
         try:
             family = Family(

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TypeVar
 
 from statefork.environment import Environment
-from statefork.errors import Ambiguous, NotFound, WaypointError
+from statefork.errors import Ambiguous, NotFound, SessionDead, WaypointError
 from statefork.family import Family
 from statefork.server.guard.install import Guard
 from statefork.server.guard.principal import Principal
@@ -60,6 +60,7 @@ class Service:
         self.lifecycle = Lifecycle(self)
         self.ready = False
         self.ending = False
+        self._looking: set[asyncio.Future[None]] = set()
         guard.checks["environments"] = lambda: self.ready
         self._gauges()
 
@@ -158,6 +159,7 @@ class Service:
             return await (gate or self.work).run(call)
         except WaypointError as error:
             outcome = error.code
+            self.notice(held, error)
             raise
         except asyncio.CancelledError:
             outcome = "disconnected"
@@ -167,6 +169,13 @@ class Service:
             raise
         finally:
             self.guard.metrics.operation(held.backend, verb, outcome, time.perf_counter() - began)
+
+    def notice(self, held: Held, error: BaseException | None) -> None:
+        """A call found it dead: look at once, and not at the next round."""
+        if isinstance(error, SessionDead) and held.state == "live" and not self.ending:
+            looking = asyncio.ensure_future(self.usage.sample(held))
+            self._looking.add(looking)
+            looking.add_done_callback(self._looking.discard)
 
     def _gauges(self) -> None:
         metrics = self.guard.metrics

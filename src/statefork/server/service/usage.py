@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from statefork.errors import WaypointError
+from statefork.errors import SessionDead, WaypointError
 from statefork.model import Usage as Reading
 from statefork.server.service.held import Held
 from statefork.server.service.records import UsageRow
@@ -51,6 +51,12 @@ class Usage:
         place = environment.place
         try:
             reading = await self._service.commands.run(environment.usage)
+        except SessionDead as error:
+            why = error.message
+            log.warning("environment %s is lost: %s", held.id, why)
+            await self._service.work.run(lambda: environment.abandon(why, place))
+            self._memory.pop(held.id, None)
+            return
         except (WaypointError, OSError) as error:
             log.debug("environment %s: no usage: %s", held.id, error)
             return
