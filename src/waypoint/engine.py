@@ -9,6 +9,7 @@ import shutil
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -37,9 +38,12 @@ class Engine:
         self.boot = processes.boot_id()
         self.stock = Stock(self.store.paths, on=ahead)
         weakref.finalize(self, self.stock.close)
+        self._chores = ThreadPoolExecutor(1, thread_name_prefix="chores") if ahead else None
 
     def close(self) -> None:
         self.stock.close()
+        if self._chores is not None:
+            self._chores.shutdown()
         self.store.db.close()
 
     def __enter__(self) -> Engine:
@@ -255,7 +259,22 @@ class Engine:
         live = bringup.Live(Process(record.init_pid, record.init_start), record.upper, record.layers, record.spec)
         if record.boot == self.boot:
             bringup.retire(self.store, live)
-        self.store.discard_layers([record.upper, *record.layers])
+        self._discard([record.upper, *record.layers])
+
+    def _discard(self, layers: list[int]) -> None:
+        """Layers that no row names any more. An engine that lives on does it when the caller has gone on, too."""
+        if self._chores is None:
+            self.store.discard_layers(layers)
+            return
+
+        def discard() -> None:
+            try:
+                with self.store.operation():
+                    self.store.discard_layers(layers)
+            finally:
+                self.store.db.close()
+
+        self._chores.submit(discard)
 
     def end_live(self, live: bringup.Live) -> None:
         """End an incarnation that no row names."""
