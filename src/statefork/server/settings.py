@@ -49,6 +49,8 @@ class Settings:
     file_bytes: int = 256 << 20
     """The largest file that is read in one answer; larger ones come as archives."""
     most_forks: int = 256
+    open_host_root: int = 0
+    """1: tokens without admin, too, may make environments over the host's own root, and so read what is on it."""
     remembered_seconds: float = 24 * 3600
     """How long an idempotency key is known."""
     history: int = 1000

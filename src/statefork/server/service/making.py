@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 SAFE_ARGUMENTS = frozenset({"network", "memory", "cpus", "pids", "env", "user", "workdir", "base_image", "dockerfile"})
 """What a token without admin may say. The others name files or options of the host, and could show or change it."""
+HOST_ROOT_METHODS = frozenset({"waypoint_build", "ckpt_build"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Making:
     async def create(self, principal: Principal, wanted: Wanted, terms: Terms, identifier: str) -> Held:
         service = self._service
         check_environments(principal, service.owned(principal))
-        _permit(principal, wanted)
+        _permit(principal, wanted, bool(service.settings.open_host_root))
         pooled = service.pools.take(wanted)
         if pooled is not None:
             row = pooled.row
@@ -250,7 +251,7 @@ class Making:
         return held
 
 
-def _permit(principal: Principal, wanted: Wanted) -> None:
+def _permit(principal: Principal, wanted: Wanted, open_host_root: bool) -> None:
     if principal.may("admin"):
         return
     risky = sorted(set(wanted.arguments) - SAFE_ARGUMENTS)
@@ -258,6 +259,8 @@ def _permit(principal: Principal, wanted: Wanted) -> None:
         risky.append(wanted.method)
     if wanted.arguments.get("network") == "host":
         risky.append("network=host")
+    if wanted.method in HOST_ROOT_METHODS and not wanted.arguments.get("dockerfile") and not open_host_root:
+        risky.append("the host's own root (no dockerfile)")  # all that is on it could be read
     if risky:
         raise Refused(
             403,
