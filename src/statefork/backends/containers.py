@@ -12,8 +12,10 @@ import contextlib
 import io
 import json
 import secrets
+import shutil
 import tarfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +57,10 @@ BASE_REPOSITORY = "statefork-base"
 KEEP_ALIVE = 'trap "exit 0" TERM; while :; do sleep 86400 & wait "$!"; done'
 """PID 1: does nothing, and reaps what others leave behind."""
 
+_versions: dict[tuple[str, int], str] = {}
+
 CALL_TIMEOUT = 300.0
+CHANGING_SECONDS = 10.0
 BUILD_TIMEOUT = 3600.0
 
 
@@ -92,8 +97,13 @@ class ContainerTool:
 
     def call(self, *arguments: str, stdin: bytes = b"", timeout: float = CALL_TIMEOUT) -> Finished:
         """Run to the end; a non-zero exit is for the caller to judge."""
+        deadline = time.monotonic() + CHANGING_SECONDS
         try:
-            return run_program(self.argv(*arguments), timeout=timeout, stdin=stdin, env=self.env)
+            while True:
+                done = run_program(self.argv(*arguments), timeout=timeout, stdin=stdin, env=self.env)
+                if not _met_a_change(arguments, done) or time.monotonic() > deadline:
+                    return done
+                time.sleep(0.05)
         except HostUnsupported as error:
             raise HostUnsupported(f"{self.program} is not installed: {self.install}", fix=self.install) from error
 
@@ -120,6 +130,11 @@ class ContainerTool:
         return KernelError(f"{what}: {said}")
 
 
+def _met_a_change(arguments: Sequence[str], done: Finished) -> bool:
+    """podman looks at all images to find one, and stumbles over one that another process is making or removing."""
+    return done.exit_code != 0 and "inspect" in arguments and b"locating item named" in done.stderr
+
+
 class ContainerLive(Live):
     """A running container; `owned` is False for one that somebody else made."""
 
@@ -130,6 +145,7 @@ class ContainerLive(Live):
         self._tool = tool
         self._container = container
         self._owned = owned
+        self._known_facts: list[str] = []
         self._shell = PersistentShell(self._open_channel, self._aside, self._stage, self._dead)
 
     def exec(self, request: ExecRequest) -> ExecResult:
@@ -143,12 +159,10 @@ class ContainerLive(Live):
         labels = [f"--change=LABEL {key}={json.dumps(value)}" for key, value in _marks(place)]
         what = f"snapshot of container {self._container}"
         self._tool.ask(what, "commit", *self._commit_options(), *labels, self._container, image)
+        _, base, *volumes = self._facts()
         size = self._size(image)
-        before = parent.handle.size_bytes if parent is not None else self._size(self._base_image())
-        mounts = self._tool.ask(
-            what, "container", "inspect", "-f", "{{range .Mounts}}{{.Destination}} {{end}}", self._container
-        )
-        lost = ("processes", "memory", *(f"volume {path}" for path in mounts.split()))
+        before = parent.handle.size_bytes if parent is not None else self._size(base)
+        lost = ("processes", "memory", *(f"volume {path}" for path in volumes))
         return Captured(
             handle=StoredImage(image, size),
             captured=(Capability.FILES,),
@@ -173,8 +187,13 @@ class ContainerLive(Live):
     def _commit_options(self) -> list[str]:
         return ["--pause=true"]
 
-    def _base_image(self) -> str:
-        return self._tool.ask("inspect", "container", "inspect", "-f", "{{.Image}}", self._container)
+    def _facts(self) -> list[str]:
+        """Its pid, its image, and where volumes are mounted: these stay as they are, and to ask costs a tenth of a second."""
+        if not self._known_facts:
+            wanted = "{{.State.Pid}}\n{{.Image}}{{range .Mounts}}\n{{.Destination}}{{end}}"
+            said = self._tool.ask("inspect", "container", "inspect", "-f", wanted, self._container)
+            self._known_facts = said.splitlines()
+        return self._known_facts
 
     def _size(self, image: str) -> int:
         return int(self._tool.ask("inspect", "image", "inspect", "-f", "{{.Size}}", image))
@@ -215,6 +234,8 @@ class ContainerDriver(Driver):
 
     name: ClassVar[str]
     version_format: ClassVar[str] = "{{.Server.Version}}"
+    has_daemon: ClassVar[bool] = True
+    """False: a program that answered once will do so again."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -234,7 +255,7 @@ class ContainerDriver(Driver):
 
     def probe(self) -> Capabilities:
         """That the tool answers is asked each time; that it can store is tried once a boot."""
-        version = self._tool.ask(f"{self.name} does not answer", "version", "--format", self.version_format)
+        version = self._version()
         return remembered(f"{self.name}-{version}", self.probe_tools(), lambda: self._try(version))
 
     def probe_tools(self) -> list[str]:
@@ -291,6 +312,16 @@ class ContainerDriver(Driver):
         yield from _sweep_images(cls.name, tool, home, in_use)
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _version(self) -> str:
+        program = shutil.which(self._tool.program) if not self.has_daemon else None
+        key = (program, Path(program).stat().st_mtime_ns) if program else None
+        if key is None or key not in _versions:
+            found = self._tool.ask(f"{self.name} does not answer", "version", "--format", self.version_format)
+            if key is None:
+                return found
+            _versions[key] = found
+        return _versions[key]
 
     def _try(self, version: str) -> Capabilities:
         """Make an image out of nothing, a container of it, commit that, and remove all three."""

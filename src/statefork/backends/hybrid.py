@@ -69,7 +69,7 @@ class HybridLive(ContainerLive):
         super().__init__(tool, container, owned=owned)
         self._export_dir = export_dir
         self._gate = Gate()
-        self._pid = int(tool.ask("inspect", "container", "inspect", "-f", "{{.State.Pid}}", container))
+        self._pid = int(self._facts()[0])
         self._fifos = Path(f"/proc/{self._pid}/root{FIFO_DIRECTORY}")
         if not owned:
             self._inject()
@@ -102,13 +102,11 @@ class HybridLive(ContainerLive):
             shut_connections(archive)
         files_bytes, memory_bytes = archive_sizes(archive)
         shell = self._shell.state
-        mounts = self._tool.ask(
-            what, "container", "inspect", "-f", "{{range .Mounts}}{{.Destination}} {{end}}", self._container
-        )
+        _, _, *volumes = self._facts()
         return Captured(
             handle=Checkpoint(archive, shell),
             captured=(*_BROUGHT_BACK, Capability.SHELL) if shell is not None else _BROUGHT_BACK,
-            not_captured=(*connections.outside, *(f"volume {path}" for path in mounts.split())),
+            not_captured=(*connections.outside, *(f"volume {path}" for path in volumes)),
             files_bytes=files_bytes,
             memory_bytes=memory_bytes,
             processes=processes,
@@ -165,6 +163,7 @@ kill -KILL "$loop"; rm -rf -- "$1"
 class HybridDriver(ContainerDriver):
     name = "hybrid"
     version_format = "{{.Client.Version}}"
+    has_daemon = False
 
     def __init__(self, source: Source, export_dir: Path | None = None) -> None:
         super().__init__(source)
@@ -181,17 +180,21 @@ class HybridDriver(ContainerDriver):
     def start(self, place: Place) -> Live:
         tool = self._setting(place)
         container = self._first_name or f"statefork-{place.name}"
-        if tool.call("container", "exists", container).exit_code == 0:
-            raise Exists(
-                f"podman has a container {container!r} already; choose another container_name, or attach to it"
-            )
         image = self._base(place)
         setting = Setting(place.home / "podman-criu")
         options = [*self.run_options(), *setting.run_options, *label_options(place), *self.source.extra_args]
         what = f"starting a container of {image}"
+        arguments = ["--name", container, *options, "--entrypoint", "/bin/sh", image, *loop_argv()[1:]]
+        created = tool.call("create", *arguments)
+        if created.exit_code != 0:
+            said = created.stderr.decode(errors="replace")
+            if "already in use" in said:
+                raise Exists(
+                    f"podman has a container {container!r} already; choose another container_name, or attach to it"
+                )
+            raise tool.failure(what, said)
         _note(place, container)
         try:
-            tool.ask(what, "create", "--name", container, *options, "--entrypoint", "/bin/sh", image, *loop_argv()[1:])
             mounted = Path(tool.ask(what, "mount", container))
             make_fifos(mounted / FIFO_DIRECTORY.lstrip("/"))
             tool.ask(what, "umount", container)

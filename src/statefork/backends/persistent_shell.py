@@ -33,8 +33,9 @@ __all__ = ["WRAPPER", "Channel", "PersistentShell", "ShellState"]
 log = logging.getLogger(__name__)
 
 START_TIMEOUT = 30.0
-GRACE_SECONDS = (0.5, 0.5, 1.0, 2.0)
-"""After SIGINT, then after each round of SIGKILL to what the command started; then the shell itself is given up."""
+GRACE_SECONDS = (0.5, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""After SIGINT, then after each round of SIGKILL to what the command started; then the shell itself is given up. Only a
+shell that is stuck costs all of it; one on a busy machine must not be taken for one."""
 
 INLINE_BYTES = 1 << 15
 """bash reads a pipe byte by byte: longer commands go through a file."""
@@ -306,13 +307,13 @@ class _Shell:
 
     def in_step(self) -> bool:
         """After a SIGINT: go on only when the shell has answered to a line that was sent later than the signal."""
-        for _ in GRACE_SECONDS:
+        for grace in GRACE_SECONDS:
             token, self._echoed = new_token(), threading.Event()
             self._scanners["stdout"].watch(token)
             self._echo = token
             with contextlib.suppress(OSError):
                 self._channel.send(_ECHO.replace("{token}", token).encode())
-            answered = self._echoed.wait(1)
+            answered = self._echoed.wait(max(grace, 1.0))
             self._scanners["stdout"].forget(token)
             if answered or self.over.is_set():
                 return answered

@@ -37,6 +37,7 @@ def ulimit_options() -> list[str]:
 class PodmanDriver(ContainerDriver):
     name = "podman"
     version_format = "{{.Client.Version}}"
+    has_daemon = False
 
     @classmethod
     def make_tool(cls) -> ContainerTool:

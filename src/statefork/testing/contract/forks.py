@@ -32,13 +32,13 @@ with create_env_manager(method, home=home, **arguments) as environment:
 
 
 class ForkContract(Contract):
-    def test_forks_are_independent(self, fresh: Environment, subject: Subject) -> None:
-        counter = Counter(fresh, subject.scratch)
-        counter.count(fresh)
-        fresh.exec_command("cd /tmp; who=parent")
-        forks = fresh.fork(3)
+    def test_forks_are_independent(self, standing: Environment, subject: Subject) -> None:
+        counter = Counter(standing, subject.scratch)
+        counter.count(standing)
+        standing.exec_command("cd /tmp; who=parent")
+        forks = standing.fork(3)
         try:
-            assert len({fork.id for fork in forks} | {fresh.id}) == 4
+            assert len({fork.id for fork in forks} | {standing.id}) == 4
             for number, fork in enumerate(forks):
                 fork.exec_command(f"who=fork{number}")
                 if brings_back(fork, Capability.PROCESSES):
@@ -46,32 +46,32 @@ class ForkContract(Contract):
                         counter.count(fork)
             seen = [fork.exec_command('echo "$who"').stdout for fork in forks]
             assert seen == ["fork0\n", "fork1\n", "fork2\n"]
-            assert fresh.exec_command('echo "$who"').stdout == "parent\n"
-            if brings_back(fresh, Capability.PROCESSES):
+            assert standing.exec_command('echo "$who"').stdout == "parent\n"
+            if brings_back(standing, Capability.PROCESSES):
                 assert [counter.count(fork) for fork in forks] == [2, 3, 4]
-            assert counter.count(fresh) == 2
+            assert counter.count(standing) == 2
         finally:
             for fork in forks:
                 fork.destroy()
 
-    def test_files_of_forks(self, fresh: Environment, subject: Subject) -> None:
-        if not brings_back(fresh, Capability.FILES):
+    def test_files_of_forks(self, standing: Environment, subject: Subject) -> None:
+        if not brings_back(standing, Capability.FILES):
             pytest.skip("the backend keeps no files")
         path = f"{subject.scratch}/file"
-        fresh.write_file(path, "parent")
-        forks = fresh.fork(2)
+        standing.write_file(path, "parent")
+        forks = standing.fork(2)
         try:
             for number, fork in enumerate(forks):
                 assert fork.read_file(path) == b"parent"
                 fork.write_file(path, f"fork {number}")
-            assert [fork.read_file(path) for fork in (*forks, fresh)] == [b"fork 0", b"fork 1", b"parent"]
+            assert [fork.read_file(path) for fork in (*forks, standing)] == [b"fork 0", b"fork 1", b"parent"]
         finally:
             for fork in forks:
                 fork.destroy()
 
-    def test_a_fork_says_that_its_shell_is_new(self, fresh: Environment) -> None:
-        fresh.exec_command("inherited=yes")
-        (fork,) = fresh.fork()
+    def test_a_fork_says_that_its_shell_is_new(self, standing: Environment) -> None:
+        standing.exec_command("inherited=yes")
+        (fork,) = standing.fork()
         with fork:
             result = fork.exec_command('echo "inherited=$inherited"')
             if brings_back(fork, Capability.SHELL):
@@ -79,17 +79,18 @@ class ForkContract(Contract):
             else:
                 assert (result.stdout, result.shell_restarted) == ("inherited=\n", True)
 
-    def test_fork_from_an_older_snapshot(self, fresh: Environment, subject: Subject) -> None:
-        counter = Counter(fresh, subject.scratch)
-        counter.count(fresh)
-        fresh.snapshot("old")
-        counter.count(fresh)
-        a, b = fresh.fork(2, from_snapshot="old")
+    def test_fork_from_an_older_snapshot(self, standing: Environment, subject: Subject) -> None:
+        counter = Counter(standing, subject.scratch)
+        counter.count(standing)
+        known = len(standing.snapshots())
+        standing.snapshot("old")
+        counter.count(standing)
+        a, b = standing.fork(2, from_snapshot="old")
         with a, b:
-            assert len(fresh.snapshots()) == 1
-            if brings_back(fresh, Capability.PROCESSES):
+            assert len(standing.snapshots()) == known + 1
+            if brings_back(standing, Capability.PROCESSES):
                 assert [counter.count(fork) for fork in (a, b)] == [2, 2]
-            assert counter.count(fresh) == 3
+            assert counter.count(standing) == 3
 
     def test_the_tree_is_shared_and_outlives_its_first_environment(self, subject: Subject, tmp_path: Path) -> None:
         first = subject.create(tmp_path)

@@ -51,31 +51,31 @@ class RecordContract(Contract):
             fresh.restore("c")
         assert fresh.restore("a").snapshot == fresh.snapshots()[0].id
 
-    def test_diff(self, fresh: Environment, subject: Subject) -> None:
+    def test_diff(self, standing: Environment, subject: Subject) -> None:
         where = subject.scratch
-        fresh.exec_command(
+        standing.exec_command(
             f"cd {where}; echo 1 >same; echo 1 >changed; echo 1 >mode; echo 1 >gone; mkdir dir; echo 1 >dir/x"
         )
-        fresh.snapshot("a")
-        if not brings_back(fresh, Capability.FILES):
+        standing.snapshot("a")
+        if not brings_back(standing, Capability.FILES):
             with pytest.raises(Unsupported):
-                fresh.diff("a")
+                standing.diff("a")
             return
-        assert not fresh.diff("a")
-        fresh.exec_command(
+        assert not standing.diff("a")
+        standing.exec_command(
             f"cd {where}; touch -d @1000000000 same; echo 2 >changed; chmod 600 mode; rm -r gone dir; echo 1 >new"
         )
-        live = fresh.diff("a")
-        fresh.snapshot("b")
-        stored = fresh.diff("a", "b")
+        live = standing.diff("a")
+        standing.snapshot("b")
+        stored = standing.diff("a", "b")
         for found in (live, stored):
             assert found.added == (f"{where}/new",)
             assert found.changed == (f"{where}/changed", f"{where}/mode")
             assert found.removed == (f"{where}/dir", f"{where}/dir/x", f"{where}/gone")
-        back = fresh.diff("b", "a")
+        back = standing.diff("b", "a")
         assert (back.added, back.removed) == (stored.removed, stored.added)
         with pytest.raises(NotFound):
-            fresh.diff("a", "surely-not")
+            standing.diff("a", "surely-not")
 
     def test_history(self, fresh: Environment, tmp_path: Path) -> None:
         fresh.exec_command("true")

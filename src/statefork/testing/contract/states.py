@@ -27,58 +27,58 @@ __all__ = ["StateContract"]
 
 
 class StateContract(Contract):
-    def test_files_come_back_or_are_said_not_to(self, fresh: Environment, subject: Subject) -> None:
+    def test_files_come_back_or_are_said_not_to(self, standing: Environment, subject: Subject) -> None:
         kept, made = f"{subject.scratch}/kept", f"{subject.scratch}/made"
-        fresh.write_file(kept, "before")
-        snapshot = fresh.snapshot()
-        fresh.write_file(kept, "after")
-        fresh.write_file(made, "new")
-        fresh.restore(snapshot)
-        if brings_back(fresh, Capability.FILES):
-            assert fresh.read_file(kept) == b"before"
+        standing.write_file(kept, "before")
+        snapshot = standing.snapshot()
+        standing.write_file(kept, "after")
+        standing.write_file(made, "new")
+        standing.restore(snapshot)
+        if brings_back(standing, Capability.FILES):
+            assert standing.read_file(kept) == b"before"
             with pytest.raises(NotFound):
-                fresh.read_file(made)
+                standing.read_file(made)
         else:
-            assert fresh.read_file(kept) == b"after"
-            assert "files" in fresh.snapshots()[0].not_captured
+            assert standing.read_file(kept) == b"after"
+            assert "files" in standing.snapshots()[-1].not_captured
 
-    def test_the_shell_comes_back_or_is_said_to_be_new(self, fresh: Environment) -> None:
-        fresh.exec_command("cd /tmp; answer=42; double() { echo $(($1 * 2)); }")
-        snapshot = fresh.snapshot()
-        assert fresh.exec_command("answer=43; cd /; echo live").stdout == "live\n"
-        restored = fresh.restore(snapshot)
-        result = fresh.exec_command('echo "answer=$answer"')
-        if brings_back(fresh, Capability.SHELL):
+    def test_the_shell_comes_back_or_is_said_to_be_new(self, standing: Environment) -> None:
+        standing.exec_command("cd /tmp; answer=42; double() { echo $(($1 * 2)); }")
+        snapshot = standing.snapshot()
+        assert standing.exec_command("answer=43; cd /; echo live").stdout == "live\n"
+        restored = standing.restore(snapshot)
+        result = standing.exec_command('echo "answer=$answer"')
+        if brings_back(standing, Capability.SHELL):
             assert (restored.shell_restarted, result.shell_restarted) == (False, False)
             assert (result.stdout, result.cwd) == ("answer=42\n", "/tmp")
-            assert fresh.exec_command("double 4").stdout == "8\n"
+            assert standing.exec_command("double 4").stdout == "8\n"
         else:
             assert (restored.shell_restarted, result.shell_restarted) == (True, True)
             assert result.stdout == "answer=\n"
-        assert not fresh.exec_command("true").shell_restarted
+        assert not standing.exec_command("true").shell_restarted
 
-    def test_processes_come_back_or_do_not(self, fresh: Environment, subject: Subject) -> None:
-        counter = Counter(fresh, subject.scratch)
-        assert [counter.count(fresh) for _ in range(3)] == [1, 2, 3]
-        snapshot = fresh.snapshot()
-        assert counter.count(fresh) == 4
-        fresh.restore(snapshot)
-        if brings_back(fresh, Capability.PROCESSES):
-            assert [counter.count(fresh) for _ in range(2)] == [4, 5]
-            fresh.restore(snapshot)
-            assert counter.count(fresh) == 4
+    def test_processes_come_back_or_do_not(self, standing: Environment, subject: Subject) -> None:
+        counter = Counter(standing, subject.scratch)
+        assert [counter.count(standing) for _ in range(3)] == [1, 2, 3]
+        snapshot = standing.snapshot()
+        assert counter.count(standing) == 4
+        standing.restore(snapshot)
+        if brings_back(standing, Capability.PROCESSES):
+            assert [counter.count(standing) for _ in range(2)] == [4, 5]
+            standing.restore(snapshot)
+            assert counter.count(standing) == 4
         else:
-            assert not counter.alive(fresh)
+            assert not counter.alive(standing)
 
-    def test_a_snapshot_disturbs_nothing(self, fresh: Environment, subject: Subject) -> None:
-        counter = Counter(fresh, subject.scratch)
-        counter.count(fresh)
-        fresh.exec_command("cd /tmp; kept=1")
+    def test_a_snapshot_disturbs_nothing(self, standing: Environment, subject: Subject) -> None:
+        counter = Counter(standing, subject.scratch)
+        counter.count(standing)
+        standing.exec_command("cd /tmp; kept=1")
         for _ in range(3):
-            fresh.snapshot()
-        result = fresh.exec_command("echo $kept; kill -0 $counter && echo running")
+            standing.snapshot()
+        result = standing.exec_command("echo $kept; kill -0 $counter && echo running")
         assert (result.stdout, result.cwd, result.shell_restarted) == ("1\nrunning\n", "/tmp", False)
-        assert counter.count(fresh) == 2
+        assert counter.count(standing) == 2
 
     def test_what_was_captured_is_what_was_promised(self, fresh: Environment) -> None:
         fresh.snapshot("one")
@@ -148,77 +148,78 @@ class StateContract(Contract):
             fresh.restore("s-")
         assert fresh.exec_command("echo alive").stdout == "alive\n"
 
-    def test_pause_and_resume(self, fresh: Environment, subject: Subject) -> None:
-        counter = Counter(fresh, subject.scratch)
-        counter.count(fresh)
-        fresh.exec_command("cd /tmp; paused=no")
-        fresh.pause()
-        assert fresh.state == "paused"
+    def test_pause_and_resume(self, standing: Environment, subject: Subject) -> None:
+        counter = Counter(standing, subject.scratch)
+        counter.count(standing)
+        standing.exec_command("cd /tmp; paused=no")
+        standing.pause()
+        assert standing.state == "paused"
         for refused in (
-            lambda: fresh.exec_command("true"),
-            lambda: fresh.run(["true"]),
-            lambda: fresh.read_file("/etc/passwd"),
-            lambda: fresh.snapshot(),
-            lambda: fresh.pause(),
+            lambda: standing.exec_command("true"),
+            lambda: standing.run(["true"]),
+            lambda: standing.read_file("/etc/passwd"),
+            lambda: standing.snapshot(),
+            lambda: standing.pause(),
         ):
             with pytest.raises(WrongState):
                 refused()
-        fresh.resume()
+        standing.resume()
         with pytest.raises(WrongState):
-            fresh.resume()
-        result = fresh.exec_command("echo $paused")
-        if brings_back(fresh, Capability.SHELL) or not fresh.capabilities.pause_releases_memory:
+            standing.resume()
+        result = standing.exec_command("echo $paused")
+        if brings_back(standing, Capability.SHELL) or not standing.capabilities.pause_releases_memory:
             assert (result.stdout, result.cwd, result.shell_restarted) == ("no\n", "/tmp", False)
-            assert counter.count(fresh) == 2
+            assert counter.count(standing) == 2
 
-    def test_restore_from_a_pause(self, fresh: Environment) -> None:
-        snapshot = fresh.snapshot()
-        fresh.pause()
-        fresh.restore(snapshot)
-        assert fresh.state == "live"
-        assert fresh.exec_command("echo up").stdout == "up\n"
+    def test_restore_from_a_pause(self, standing: Environment) -> None:
+        snapshot = standing.snapshot()
+        standing.pause()
+        standing.restore(snapshot)
+        assert standing.state == "live"
+        assert standing.exec_command("echo up").stdout == "up\n"
 
-    def test_a_snapshot_meets_a_running_command(self, fresh: Environment, subject: Subject) -> None:
+    def test_a_snapshot_meets_a_running_command(self, standing: Environment, subject: Subject) -> None:
         """Taken beside it, or after it, as the capabilities say; the command does not notice."""
         gate, begun = f"{subject.scratch}/gate", threading.Event()
         outputs: list[str] = []
+        known = len(standing.snapshots())
 
         def command() -> None:
             script = f"echo begun; while ! [ -e {gate} ]; do sleep 0.05; done; echo ended"
-            outputs.append(fresh.exec_command(script, on_output=lambda *_: begun.set()).stdout)
+            outputs.append(standing.exec_command(script, on_output=lambda *_: begun.set()).stdout)
 
         running = threading.Thread(target=command)
         running.start()
         assert begun.wait(30)
-        taking = threading.Thread(target=fresh.snapshot)
+        taking = threading.Thread(target=standing.snapshot)
         taking.start()
-        if fresh.capabilities.snapshot_during_exec:
+        if standing.capabilities.snapshot_during_exec:
             taking.join(60)
             assert not taking.is_alive()
             assert outputs == []
-        fresh.run(["touch", gate])
+        standing.run(["touch", gate])
         for thread in (running, taking):
             thread.join(60)
         assert outputs == ["begun\nended\n"]
-        assert len(fresh.snapshots()) == 1
+        assert len(standing.snapshots()) == known + 1
 
-    def test_a_restore_ends_a_running_command(self, fresh: Environment) -> None:
-        snapshot = fresh.snapshot()
+    def test_a_restore_ends_a_running_command(self, standing: Environment) -> None:
+        snapshot = standing.snapshot()
         begun, errors = threading.Event(), []
 
         def command() -> None:
             try:
-                fresh.exec_command("echo begun; sleep 600", on_output=lambda *_: begun.set())
+                standing.exec_command("echo begun; sleep 600", on_output=lambda *_: begun.set())
             except WaypointError as error:
                 errors.append(error)
 
         running = threading.Thread(target=command)
         running.start()
         assert begun.wait(30)
-        fresh.restore(snapshot)
+        standing.restore(snapshot)
         running.join(60)
         assert [type(error) for error in errors] == [SessionDead]
-        assert fresh.exec_command("echo new").stdout == "new\n"
+        assert standing.exec_command("echo new").stdout == "new\n"
 
     def test_destroy(self, subject: Subject, tmp_path: Path) -> None:
         with subject.create(tmp_path) as environment:

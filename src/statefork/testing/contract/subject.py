@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from statefork.environment import Environment
+from statefork.errors import WaypointError
 from statefork.factory import create_env_manager
 from statefork.model import Capability
 
@@ -47,6 +48,32 @@ class Subject:
         return {**self.arguments, **extra}
 
 
+class _Stage:
+    """The environment that `standing` hands out."""
+
+    def __init__(self, subject: Subject, home: Path) -> None:
+        self._subject, self._home = subject, home
+        self._current: Environment | None = None
+
+    def environment(self) -> Environment:
+        if self._current is None:
+            self._current = self._subject.create(self._home)
+        return self._current
+
+    def tidy(self) -> None:
+        """End the counter of the test that was (counter.py), or, if nothing answers any more, all of it."""
+        assert self._current is not None
+        try:
+            self._current.exec_command("[ -z $counter ] || kill $counter 2>/dev/null; counter=", timeout=60)
+        except WaypointError:
+            self.clear()
+
+    def clear(self) -> None:
+        if self._current is not None:
+            current, self._current = self._current, None
+            current.destroy()
+
+
 class Contract:
     """The base of the suite's parts: a subclass has a fixture `subject`."""
 
@@ -64,6 +91,27 @@ class Contract:
         with subject.create(home) as environment:
             environment.run(["mkdir", "-p", subject.scratch])
             yield environment
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def _stage(cls, subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Stage]:
+        home = tmp_path_factory.mktemp("standing")
+        stage = _Stage(subject, home)
+        yield stage
+        stage.clear()
+        assert subject.left_behind(home) == []
+        assert not (home / "trees").exists() or list((home / "trees").iterdir()) == []
+
+    @pytest.fixture
+    def standing(self, _stage: _Stage, subject: Subject) -> Iterator[Environment]:
+        """An environment with a past, for tests that may find snapshots of others in its tree: to make one costs time.
+
+        Its scratch directory is empty and nothing of an earlier test runs in it. If one has left it unusable, it is a new one.
+        """
+        environment = _stage.environment()
+        environment.exec_command(f"cd /; rm -rf {subject.scratch}; mkdir -p {subject.scratch}")
+        yield environment
+        _stage.tidy()
 
     @pytest.fixture
     def fresh(self, subject: Subject, tmp_path: Path) -> Iterator[Environment]:
