@@ -237,8 +237,7 @@ class StateContract(Contract):
         ):
             with pytest.raises(WrongState):
                 refused()
-        assert subject.left_behind(tmp_path) == []
-        assert list((tmp_path / "trees").iterdir()) == []
+        assert subject.traces(tmp_path) == []
 
     def test_destroy_ends_a_running_command(self, subject: Subject, tmp_path: Path) -> None:
         environment = subject.create(tmp_path)

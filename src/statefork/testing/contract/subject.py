@@ -40,6 +40,10 @@ class Subject:
     """A directory inside that tests may write to; need not exist."""
     notes: tuple[str, ...] = field(default=())
 
+    def traces(self, home: Path) -> list[str]:
+        """What is left of environments that are gone: on the host, and in the state directory."""
+        return [*self.left_behind(home), *(f"tree {entry.name}" for entry in (home / "trees").iterdir())]
+
     def create(self, home: Path) -> Environment:
         return create_env_manager(self.method, home=home, **self.fresh_arguments())
 
@@ -123,8 +127,7 @@ class Contract:
             yield environment
         finally:
             environment.destroy()
-        assert subject.left_behind(home) == []
-        assert list((home / "trees").iterdir()) == []
+        assert subject.traces(home) == []
 
 
 def brings_back(environment: Environment, capability: Capability) -> bool:
