@@ -41,7 +41,7 @@ def token(home: Path, *options: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with running(tmp_path_factory.mktemp("g")) as daemon:
+    with running(tmp_path_factory.mktemp("g"), "--set", "open_host_root=1") as daemon:
         yield daemon
 
 
@@ -210,6 +210,11 @@ def test_systemd_hears_when_it_is_ready(tmp_path: Path) -> None:
         with running(tmp_path / "d", env={"NOTIFY_SOCKET": str(tmp_path / "notify")}) as daemon:
             assert b"READY=1" in systemd.recv(100)
             assert daemon.call("GET", "/readyz")["status"] == "ready"
+            # Over the host's root all of its files can be read: not for everybody, unless the operator says so.
+            runner = token(daemon.home, "--scope", "exec")
+            problem = daemon.call("POST", "/v1/environments", 403, json={}, headers=runner)
+            assert problem["code"] == "forbidden" and "host's own root" in problem["detail"]
+            daemon.call("POST", "/v1/environments", 403, json={"arguments": {"dockerfile": ""}}, headers=runner)
 
 
 def test_over_tcp_a_token_is_needed_and_tls_is_spoken(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ log = logging.getLogger("statefork.access")
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
+_BODILESS = frozenset({204, 304})
 
 
 class GuardMiddleware:
@@ -145,6 +146,8 @@ class _Exchange:
             headers.setdefault("Cache-Control", "no-store")
             if headers.get("content-type", "").startswith("text/event-stream"):
                 self._record(phase="begin")
+            elif self.status in _BODILESS or headers.get("content-length") == "0" or self._scope.get("method") == "HEAD":
+                self.finish()  # its head is all of it
         elif kind in ("http.response.body", "websocket.http.response.body") and not message.get("more_body", False):
             self.finish()
         elif kind == "websocket.accept":
