@@ -232,8 +232,11 @@ class TestGvisorOnly:
             assert list(collect(home, [GvisorDriver])) == []
         with create_env_manager("gvisor_build", home=home, rootfs=task / "root.tar") as environment:
             assert environment.exec_command("id -u").stdout == "0\n"
+        (task / "Dockerfile").write_text("FROM scratch\nADD root.tar /\nENV PATH=/usr/bin\nWORKDIR /srv/none/yet\n")
+        with create_env_manager("gvisor_build", home=home, dockerfile_dir=task) as environment:
+            assert environment.exec_command("pwd; stat -c %a /").stdout == "/srv/none/yet\n755\n"
         removed = list(collect(home, [GvisorDriver]))
-        assert len(removed) == 2 and all(line.startswith("gvisor base") for line in removed)
+        assert len(removed) == 3 and all(line.startswith("gvisor base") for line in removed)
         assert list(collect(home, [GvisorDriver])) == []
 
 

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import signal
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -128,6 +129,7 @@ def write_bundle(directory: Path, base: Base, hostname: str) -> tuple[str, str]:
     for mount_point in (FIFO_DIRECTORY.lstrip("/"), "proc", "dev", "sys", "tmp"):
         (directory / "guest" / mount_point).mkdir()
     (directory / "guest/tmp").chmod(0o1777)
+    _make_workdir(directory / "guest", base)
     for number, layer in enumerate((directory / "guest", *base.layers)):
         (directory / "layers" / str(number)).symlink_to(layer)
     uid, gid, home = _account(base)
@@ -159,6 +161,21 @@ def write_bundle(directory: Path, base: Base, hostname: str) -> tuple[str, str]:
     }
     (directory / "bundle/config.json").write_text(json.dumps(document))
     return f"{uid}:{gid}", base.start.workdir
+
+
+def _make_workdir(guest: Path, base: Base) -> None:
+    """A Dockerfile's WORKDIR need not be in the image. Directories above it that are there keep their owner and mode."""
+    if find(list(base.layers), base.start.workdir) is not None:
+        return
+    here = guest
+    for part in Path(base.start.workdir).parts[1:]:
+        here = here / part
+        here.mkdir(exist_ok=True)
+        known = find(list(base.layers), f"/{here.relative_to(guest)}")
+        if known is not None:
+            facts = known.stat()
+            os.chown(here, facts.st_uid, facts.st_gid)
+            here.chmod(stat.S_IMODE(facts.st_mode))
 
 
 def launch(sandbox: Sandbox, directory: Path, verb: Sequence[str], what: str) -> None:

@@ -35,6 +35,8 @@ BOOT_TIMEOUT = 180.0
 """An emulated machine boots in three seconds; on a host that has other things to do, it may take a while."""
 KEPT = 8
 _NOTE = "template.json"
+_MADE = 2
+"""How templates are made: those of an older way are not used any more."""
 
 
 def greet(machine: Machine, agent: Agent, timeout: float, keep: int = 0) -> Any:
@@ -57,7 +59,7 @@ class Template:
 
 def obtain(vmm: Vmm, spec: Spec, root: Root, disk_mib: int, tools: Mapping[str, str]) -> Template:
     """The template for this machine and root, made if there is none. `tools` are what the VMM itself is."""
-    facts = {"spec": {**spec.row(), "counter_khz": 0}, "root": root.key, "disk_mib": disk_mib, "tools": dict(tools)}
+    facts = {"spec": {**spec.row(), "counter_khz": 0}, "root": root.key, "disk_mib": disk_mib, "tools": dict(tools), "made": _MADE}
     key = f"{vmm.name}-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:20]}"
     cache = cache_directory() / "templates"
     cache.mkdir(parents=True, exist_ok=True)
@@ -96,7 +98,7 @@ def _make(vmm: Vmm, spec: Spec, root: Root, disk_mib: int, directory: Path) -> N
             agent = Agent(machine.connect(BOOT_TIMEOUT))
             try:
                 greet(machine, agent, BOOT_TIMEOUT)
-                _warm_up(agent)
+                _warm_up(agent, start.workdir)
                 saved = machine.save(staging, memory=True)
             finally:
                 agent.close()
@@ -110,9 +112,13 @@ def _make(vmm: Vmm, spec: Spec, root: Root, disk_mib: int, directory: Path) -> N
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _warm_up(agent: Agent) -> None:
-    """Have the shell read from the disk once: every machine made from the template then has it in its memory."""
-    program = agent.start(["sh", "-c", "command -v bash >/dev/null && exec bash -c :"], {"PATH": PATH}, "root", "/")
+def _warm_up(agent: Agent, workdir: str) -> None:
+    """Have the shell read from the disk once: every machine made from the template then has it in its memory.
+
+    A Dockerfile's WORKDIR need not be in the image; where the shell begins there has to be a directory.
+    """
+    script = 'mkdir -p -- "$1"; command -v bash >/dev/null && exec bash -c :'
+    program = agent.start(["sh", "-c", script, "sh", workdir], {"PATH": PATH}, "root", "/")
     program.end_stdin()
     while isinstance(program.next(time.monotonic() + BOOT_TIMEOUT), Output):
         pass
