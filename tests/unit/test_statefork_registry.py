@@ -21,7 +21,16 @@ TABLE = {
     "criu_attach": ({"target_pid"}, {"work_dir"}),
     "hybrid_build": ({"dockerfile_dir", "base_image", "container_name"}, {"export_dir", "extra_args"}),
     "hybrid_attach": ({"container_name"}, {"export_dir"}),
+    "waypoint_attach": ({"session_id"}, {"store"}),
+    "ckpt_attach": ({"session_id"}, {"store"}),
+    "gvisor_build": ({"dockerfile_dir", "rootfs"}, {"platform"}),
+    "gvisor_attach": ({"container_name"}, {"platform", "root"}),
+    "qemu_build": ({"dockerfile_dir", "rootfs"}, {"kernel", "memory_mib", "vcpus", "disk_mib", "network"}),
+    "qemu_attach": ({"vm_id"}, set()),
+    "firecracker_build": ({"dockerfile_dir", "rootfs", "kernel"}, {"memory_mib", "vcpus", "disk_mib", "network"}),
+    "firecracker_attach": ({"vm_id"}, set()),
 }
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -31,6 +40,15 @@ def test_the_table(name: str) -> None:
     assert needed == TABLE[name][0]
     assert {argument.name for argument in method.arguments} - needed == TABLE[name][1]
     assert method.attach == name.endswith("_attach")
+
+
+def test_every_method_and_backend_is_in_the_documents() -> None:
+    methods_page, readme = ((ROOT / name).read_text() for name in ("docs/backends.md", "README.md"))
+    table = [line for line in methods_page.splitlines() if line.startswith("| `")]
+    for backend, method in methods():
+        (row,) = [line for line in table if f"`{method.name}`" in line.split("|")[1]]
+        assert all(f"`{argument.name}`" in row for argument in method.arguments), row
+        assert f"| {backend.name} | {backend.summary} |" in readme
 
 
 def test_an_unknown_method_lists_all() -> None:
