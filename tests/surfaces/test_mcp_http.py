@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from mcp import Client, StdioServerParameters
 
-from mcp_sessions import Place, over_http
+from daemon import until
+from mcp_sessions import PROGRAM, Place, Tools, over_http
 
 LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 HEADERS = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
@@ -129,3 +135,36 @@ def test_tokens_see_their_own_and_may_what_their_scope_says(place: Place, url: s
     assert "secret" not in log and ann.split("_", 2)[2] not in log
     assert '"name":"ann","action":"create"' in log and '"action":"token.revoke"' in log
     assert '"ok": true' in place.statefork("audit", "verify", "--json")
+
+
+def test_a_stdio_server_may_use_a_daemon_elsewhere(place: Place, admin: str, tmp_path: Path) -> None:
+    """`--url`, with a token: nothing is started or written on this side."""
+    log = tmp_path / "log"
+    command = [sys.executable, *PROGRAM, "serve", "--host", "127.0.0.1", "--port", "0"]
+    far = Place(tmp_path / "far", place.store)
+    token = far.statefork("token", "create", "--scope", "admin")
+    with log.open("wb") as sink:
+        server = subprocess.Popen(command, env={**os.environ, **far.variables}, stderr=sink)
+    try:
+        address = until(lambda: re.search(r"ready on (http://\S+)", log.read_text()), 60, "the daemon's readiness")[1]
+
+        async def story(bearer: str) -> None:
+            variables = {"STATEFORK_HOME": str(tmp_path / "near"), "STATEFORK_TOKEN": bearer}
+            parameters = StdioServerParameters(
+                command=sys.executable, args=[*PROGRAM, "mcp", "--url", address], env=variables
+            )
+            async with Client(parameters) as client:
+                tools = Tools(client)
+                if bearer != token:
+                    assert "unauthenticated" in await tools.error("list_environments")
+                    return
+                made = (await tools("create_environment", name="far"))["environment"]
+                assert (await tools("exec", environment=made, command="echo far"))["output"] == "far\n"
+                await tools("destroy", environment=made)
+
+        asyncio.run(story(token))
+        asyncio.run(story(admin))  # of another daemon
+        assert not (tmp_path / "near").exists()
+    finally:
+        server.terminate()
+        assert server.wait(60) == 0
