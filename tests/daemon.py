@@ -88,7 +88,10 @@ class Daemon:
     def call(self, method: str, path: str, expect: int = 200, **more: Any) -> Any:
         answer = self.client.request(method, path, **more)
         assert answer.status_code == expect, f"{method} {path}: {answer.status_code} {answer.text[:1000]}"
-        if answer.headers.get("content-type", "").startswith("application/") and "json" in answer.headers["content-type"]:
+        if (
+            answer.headers.get("content-type", "").startswith("application/")
+            and "json" in answer.headers["content-type"]
+        ):
             return answer.json()
         return answer.content
 

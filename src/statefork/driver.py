@@ -239,6 +239,10 @@ class Driver(ABC):
 
     # -- another process ----------------------------------------------------------------------------------------------
 
+    def leave(self) -> None:
+        """This process ends, what it made does not: let go of what belongs to the process. Called instead of `close`."""
+        return
+
     def adopt(self, note: Mapping[str, Any], place: Place) -> Live:
         """Take over what is at a place, which may stand still. Raises: SessionDead if it is gone."""
         raise Unsupported(f"{self.name} environments end with the process that made them")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from statefork.driver import Captured, Driver, Live, Place
-from statefork.errors import DiskFull, KernelError, NotFound, WaypointError
+from statefork.errors import DiskFull, KernelError, NotFound, SessionDead, WaypointError
 from statefork.home import Grounds
 from statefork.ledger import Ledger, SnapshotNote
 from statefork.manifest import Comparison, Manifest, compare
@@ -141,8 +141,14 @@ class Family:
         return node
 
     def adopt(self, note: Mapping[str, Any], name: str) -> Standing:
+        """Raises: SessionDead; what was left of it is removed then."""
         place = self._grounds.known(name)
-        return Standing(self.driver.adopt(note, place), place)
+        try:
+            return Standing(self.driver.adopt(note, place), place)
+        except SessionDead:
+            self.driver.abandon(place)
+            self._grounds.clear(place)
+            raise
 
     def clear_strays(self, known: Iterable[str]) -> list[str]:
         """Remove what nobody told of: a process was killed between making it and telling. Returns the names."""
@@ -156,6 +162,7 @@ class Family:
 
     def leave(self) -> None:
         """This process ends, the tree does not."""
+        self.driver.leave()
         self._grounds.leave()
 
     def discard(self, node: Node) -> None:

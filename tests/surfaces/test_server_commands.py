@@ -51,7 +51,11 @@ def test_in_one_call(daemon: Daemon, environment: str) -> None:
     answer = daemon.exec(environment, "cat", stdin_base64=coded, encoding="base64")
     assert base64.b64decode(answer["stdout"]) == every
     assert daemon.exec(environment, "printf '\\xff'")["stdout"] == "�"
-    ran = daemon.call("POST", f"/v1/environments/{environment}/run", json={"argv": ["sh", "-c", "echo $A; pwd"], "env": {"A": "b c"}, "cwd": "/usr"})
+    ran = daemon.call(
+        "POST",
+        f"/v1/environments/{environment}/run",
+        json={"argv": ["sh", "-c", "echo $A; pwd"], "env": {"A": "b c"}, "cwd": "/usr"},
+    )
     assert ran["stdout"] == "b c\n/usr\n"
     assert daemon.call("POST", f"/v1/environments/{environment}/run", json={"argv": ["surely-not"]})["exit_code"] == 127
 
@@ -60,7 +64,11 @@ def test_limits_and_mistakes(daemon: Daemon, environment: str) -> None:
     answer = daemon.exec(environment, "head -c 100000 /dev/zero | tr '\\0' x", output_limit_bytes=2048)
     assert answer["truncated"] and len(answer["stdout"]) < 4096
     problem = daemon.exec(environment, "echo begun; sleep 100", 422, timeout=0.5)
-    assert (problem["code"], problem["result"]["stdout"], problem["result"]["timed_out"]) == ("timeout", "begun\n", True)
+    assert (problem["code"], problem["result"]["stdout"], problem["result"]["timed_out"]) == (
+        "timeout",
+        "begun\n",
+        True,
+    )
     assert daemon.exec(environment, "a\0b", 400)["code"] == "usage"
     assert daemon.exec(environment, "cat", 400, stdin_base64="%%")["code"] == "usage"
     assert daemon.exec(environment, "cat", 422, timeout=-1)["code"] == "usage"
@@ -71,7 +79,14 @@ def test_limits_and_mistakes(daemon: Daemon, environment: str) -> None:
 def test_busy(daemon: Daemon, environment: str) -> None:
     started = daemon.exec(environment, "sleep 100", 202, background=True)
     until(lambda: daemon.call("GET", f"/v1/environments/{environment}")["commands"] == 1)
-    until(lambda: daemon.client.post(f"/v1/environments/{environment}/exec", json={"command": "true", "wait": False}).json().get("code") == "busy")
+    until(
+        lambda: (
+            daemon.client.post(f"/v1/environments/{environment}/exec", json={"command": "true", "wait": False})
+            .json()
+            .get("code")
+            == "busy"
+        )
+    )
     path = f"/v1/environments/{environment}/commands/{started['id']}"
     daemon.call("POST", f"{path}/signal", 204, json={"signal": "INT"})
     ended = daemon.call("GET", f"{path}?wait=20")
@@ -81,12 +96,27 @@ def test_busy(daemon: Daemon, environment: str) -> None:
 
 
 def test_events(daemon: Daemon, environment: str) -> None:
-    found = list(events(daemon, "POST", f"/v1/environments/{environment}/exec", json={"command": "echo 1; echo e >&2; sleep 0.2; echo 2; exit_with() { return 5; }; exit_with"}))
+    found = list(
+        events(
+            daemon,
+            "POST",
+            f"/v1/environments/{environment}/exec",
+            json={"command": "echo 1; echo e >&2; sleep 0.2; echo 2; exit_with() { return 5; }; exit_with"},
+        )
+    )
     assert found[0][0] == "started" and found[-1][0] == "exit" and found[-1][1]["exit_code"] == 5
     assert (printed(found, "stdout"), printed(found, "stderr")) == (b"1\n2\n", b"e\n")
-    late = list(events(daemon, "GET", f"/v1/environments/{environment}/commands/{found[0][1]['command']}/output?stdout_offset=2"))
+    late = list(
+        events(
+            daemon, "GET", f"/v1/environments/{environment}/commands/{found[0][1]['command']}/output?stdout_offset=2"
+        )
+    )
     assert printed(late, "stdout") == b"2\n" and printed(late, "stderr") == b"e\n"
-    slow = list(events(daemon, "POST", f"/v1/environments/{environment}/exec", json={"command": "echo x; sleep 50", "timeout": 0.3}))
+    slow = list(
+        events(
+            daemon, "POST", f"/v1/environments/{environment}/exec", json={"command": "echo x; sleep 50", "timeout": 0.3}
+        )
+    )
     assert slow[-1][0] == "problem" and slow[-1][1]["code"] == "timeout" and slow[-1][1]["result"]["timed_out"]
 
 
@@ -111,7 +141,9 @@ def test_input_over_rest(daemon: Daemon, environment: str) -> None:
     ended = daemon.call("GET", f"{path}?wait=20&encoding=base64")
     assert base64.b64decode(ended["result"]["stdout"]) == b"first\nsec\xff\n"
     plain = daemon.exec(environment, "sleep 0.3", 202, background=True)
-    refused = daemon.call("POST", f"/v1/environments/{environment}/commands/{plain['id']}/stdin", 400, json={"data": "x"})
+    refused = daemon.call(
+        "POST", f"/v1/environments/{environment}/commands/{plain['id']}/stdin", 400, json={"data": "x"}
+    )
     assert refused["code"] == "usage"
     daemon.call("GET", f"/v1/environments/{environment}/commands/{plain['id']}?wait=20")
 
@@ -144,7 +176,16 @@ def until_printed(socket: ClientConnection, wanted: bytes) -> bytes:
 
 def test_websocket_with_input_and_signals(daemon: Daemon, environment: str) -> None:
     with daemon.websocket(f"/v1/environments/{environment}/stream") as socket:
-        socket.send(json.dumps({"type": "start", "command": "read x; echo got $x; echo err >&2; cat; stty size < /dev/tty", "rows": 33, "columns": 77}))
+        socket.send(
+            json.dumps(
+                {
+                    "type": "start",
+                    "command": "read x; echo got $x; echo err >&2; cat; stty size < /dev/tty",
+                    "rows": 33,
+                    "columns": 77,
+                }
+            )
+        )
         started = json.loads(socket.recv(timeout=30))
         assert started["type"] == "started" and started["kind"] == "exec"
         socket.send(b"\x00hello\n")
@@ -158,7 +199,13 @@ def test_websocket_with_input_and_signals(daemon: Daemon, environment: str) -> N
     with daemon.websocket(f"/v1/environments/{environment}/stream") as socket:
         socket.send(json.dumps({"type": "start", "argv": ["sleep", "100"], "stdin": False}))
         json.loads(socket.recv(timeout=30))
-        until(lambda: [c for c in daemon.call("GET", f"/v1/environments/{environment}/commands")["items"] if c["state"] == "running"])
+        until(
+            lambda: [
+                c
+                for c in daemon.call("GET", f"/v1/environments/{environment}/commands")["items"]
+                if c["state"] == "running"
+            ]
+        )
         time.sleep(0.1)
         socket.send(json.dumps({"type": "signal", "signal": "TERM"}))
         document, _, _ = receive(socket)
@@ -167,7 +214,9 @@ def test_websocket_with_input_and_signals(daemon: Daemon, environment: str) -> N
 
 def test_a_websocket_that_breaks_is_taken_up_again(daemon: Daemon, environment: str) -> None:
     with daemon.websocket(f"/v1/environments/{environment}/stream") as socket:
-        socket.send(json.dumps({"type": "start", "command": "echo one; read go; echo two; read more; echo three-$more"}))
+        socket.send(
+            json.dumps({"type": "start", "command": "echo one; read go; echo two; read more; echo three-$more"})
+        )
         command = json.loads(socket.recv(timeout=30))["command"]
         until_printed(socket, b"one\n")
     with daemon.websocket(f"/v1/environments/{environment}/commands/{command}/stream?stdout_offset=4") as socket:
@@ -180,7 +229,17 @@ def test_a_websocket_that_breaks_is_taken_up_again(daemon: Daemon, environment: 
             assert first[1] == second_end[1] == b"three-x\n" and first[0]["result"]["exit_code"] == 0
 
 
-@pytest.mark.parametrize("first", ["no json", "{}", '{"type":"start"}', '{"type":"start","command":"x","argv":["y"]}', '{"type":"start","command":"a\\u0000b"}', b"bytes"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        "no json",
+        "{}",
+        '{"type":"start"}',
+        '{"type":"start","command":"x","argv":["y"]}',
+        '{"type":"start","command":"a\\u0000b"}',
+        b"bytes",
+    ],
+)
 def test_a_conversation_that_begins_wrong(daemon: Daemon, environment: str, first: str | bytes) -> None:
     with daemon.websocket(f"/v1/environments/{environment}/stream") as socket:
         socket.send(first)
@@ -196,7 +255,12 @@ def test_a_websocket_to_nothing(daemon: Daemon) -> None:
 
 def test_commands_outlive_a_pause(daemon: Daemon) -> None:
     made = daemon.create()
-    started = daemon.exec(made, "echo a; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo b; exit_code() { return 9; }; exit_code", 202, background=True)
+    started = daemon.exec(
+        made,
+        "echo a; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo b; exit_code() { return 9; }; exit_code",
+        202,
+        background=True,
+    )
     path = f"/v1/environments/{made}/commands/{started['id']}"
     until(lambda: daemon.call("GET", path)["stdout_bytes"] == 2)
     daemon.call("POST", f"/v1/environments/{made}/pause")
@@ -216,7 +280,12 @@ def test_commands_outlive_a_pause(daemon: Daemon) -> None:
 
 def test_a_caller_who_leaves_does_not_end_the_command(daemon: Daemon, environment: str) -> None:
     def leave() -> None:
-        for name, _ in events(daemon, "POST", f"/v1/environments/{environment}/exec", json={"command": "echo here; sleep 1; echo done > /tmp/done"}):
+        for name, _ in events(
+            daemon,
+            "POST",
+            f"/v1/environments/{environment}/exec",
+            json={"command": "echo here; sleep 1; echo done > /tmp/done"},
+        ):
             if name == "stdout":
                 return
 
@@ -237,7 +306,10 @@ def test_terminal(daemon: Daemon, environment: str) -> None:
         socket.send(b"stty size\r")
         shown(socket, b"20 60")
     assert daemon.exec(environment, "echo $TERMINAL")["stdout"] == "yes\n"
-    with daemon.websocket(f"/v1/environments/{environment}/terminal") as again, daemon.websocket(f"/v1/environments/{environment}/terminal") as watcher:
+    with (
+        daemon.websocket(f"/v1/environments/{environment}/terminal") as again,
+        daemon.websocket(f"/v1/environments/{environment}/terminal") as watcher,
+    ):
         shown(again, b"31 91")  # what was on the screen is drawn again
         again.send(b"echo $((6*7))\r")
         shown(watcher, b"42")

@@ -26,7 +26,12 @@ def environment(daemon: Daemon) -> Iterator[str]:
 
 def test_made_found_changed_and_deleted(daemon: Daemon) -> None:
     made = daemon.call("POST", "/v1/environments", 201, json={"metadata": {"task": "7"}, "ttl_seconds": 600})
-    assert (made["state"], made["backend"], made["owner"], made["metadata"]) == ("live", "waypoint", "local", {"task": "7"})
+    assert (made["state"], made["backend"], made["owner"], made["metadata"]) == (
+        "live",
+        "waypoint",
+        "local",
+        {"task": "7"},
+    )
     assert {"files", "processes", "memory", "shell"} <= set(made["capabilities"]["restores"])
     key = made["id"]
     assert daemon.call("GET", f"/v1/environments/{key[:-2]}")["id"] == key
@@ -73,7 +78,10 @@ def test_snapshot_break_restore(daemon: Daemon, environment: str) -> None:
     assert tree["nodes"][0]["environments"] == [environment] and "good" in tree["text"]
     detail = daemon.call("GET", f"/v1/environments/{environment}/snapshots/good")
     assert any("sleep" in process["argv"] for process in detail["manifest"]["processes"])
-    assert daemon.call("POST", f"/v1/environments/{environment}/restore", 404, json={"snapshot": "none"})["code"] == "not_found"
+    assert (
+        daemon.call("POST", f"/v1/environments/{environment}/restore", 404, json={"snapshot": "none"})["code"]
+        == "not_found"
+    )
 
 
 def test_files_only_and_what_cannot_be(daemon: Daemon, environment: str) -> None:
@@ -123,7 +131,9 @@ def test_a_pinned_snapshot_outlives_its_environment(daemon: Daemon) -> None:
 
 def test_forks_are_apart(daemon: Daemon, environment: str) -> None:
     daemon.exec(environment, "cd /srv; N=0")
-    made = daemon.call("POST", f"/v1/environments/{environment}/fork", 201, json={"n": 3, "ttl_seconds": 900, "return_errors": True})
+    made = daemon.call(
+        "POST", f"/v1/environments/{environment}/fork", 201, json={"n": 3, "ttl_seconds": 900, "return_errors": True}
+    )
     forks = [one["id"] for one in made["environments"]]
     assert len(set(forks)) == 3 and made["errors"] == [] and made["environments"][0]["expires_at"]
     for index, fork in enumerate(forks):
@@ -157,7 +167,11 @@ def test_the_same_key_is_done_once(daemon: Daemon) -> None:
     path, body = f"/v1/environments/{key}/exec", {"command": "echo x >> /srv/count; sleep 0.3; wc -l < /srv/count"}
     answers: list[Any] = []
     threads = [
-        threading.Thread(target=lambda: answers.append(daemon.client.post(path, json=body, headers={"Idempotency-Key": "run-1"}).json()))
+        threading.Thread(
+            target=lambda: answers.append(
+                daemon.client.post(path, json=body, headers={"Idempotency-Key": "run-1"}).json()
+            )
+        )
         for _ in range(4)
     ]
     for thread in threads:
@@ -168,7 +182,8 @@ def test_the_same_key_is_done_once(daemon: Daemon) -> None:
     wrong = {"command": "exit 3", "timeout": 5}
     assert daemon.exec(key, **wrong)["exit_code"] == 3
     forked = [
-        daemon.client.post(f"/v1/environments/{key}/fork", json={}, headers={"Idempotency-Key": "fork-1"}).json() for _ in range(2)
+        daemon.client.post(f"/v1/environments/{key}/fork", json={}, headers={"Idempotency-Key": "fork-1"}).json()
+        for _ in range(2)
     ]
     assert forked[0] == forked[1]
     daemon.delete(forked[0]["environments"][0]["id"])

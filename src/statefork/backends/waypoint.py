@@ -15,13 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 from statefork.backends.option_values import choice, flag, share, size_bytes, variables
 from statefork.backends.waypoint_live import NOTE, Stored, WaypointLive, leave_note, session_name
 from statefork.backends.waypoint_probe import probe
 from statefork.driver import Captured, Driver, Live, Place
-from statefork.errors import NotFound, SessionDead, UsageError
+from statefork.errors import NotFound, SessionDead, UsageError, WrongState
 from statefork.manifest import Comparison
 from statefork.model import Capabilities
 from statefork.registry import Argument, Backend, Method, directory, number, path, text
@@ -34,8 +33,9 @@ __all__ = ["BACKEND", "WaypointDriver", "WaypointOptions"]
 
 DEFAULT_STORE = Path("/var/lib/waypoint")
 
-_open: WeakValueDictionary[Path, Engine] = WeakValueDictionary()
-"""An engine has a database connection for each thread: hundreds of environments over one store share one."""
+_open: dict[Path, tuple[Engine, int]] = {}
+"""Engines, and how many drivers use each. An engine has a database connection for each thread, and workers that wait:
+hundreds of environments over one store share one."""
 _opening = threading.Lock()
 
 
@@ -164,7 +164,11 @@ class WaypointDriver(Driver):
         engine = self._engine(Path(note["store"]))
         if note["session"] == session_name(place):
             with suppress(NotFound):
-                engine.session(note["session"]).remove()  # its snapshots stay: others may have been told of them
+                session = engine.session(note["session"])  # its snapshots stay: others may have been told of them
+                try:
+                    session.remove()
+                except WrongState:  # it was only being made: that is for the engine's own collector
+                    engine.gc()
             return
         snapshot = note.get("snapshot") or _taken_since(engine, note["session"], noted_at)
         if snapshot:
@@ -172,9 +176,18 @@ class WaypointDriver(Driver):
 
     def close(self) -> None:
         """Bases stay in the store, for the next one: `statefork gc` removes those that nothing needs."""
-        for engine in self._engines.values():
+        self.leave()
+
+    def leave(self) -> None:
+        engines, self._engines = self._engines, {}
+        for store, engine in engines.items():
+            with _opening:
+                users = _open[store][1] - 1
+                if users:
+                    _open[store] = (engine, users)
+                    continue
+                del _open[store]
             engine.close()
-        self._engines = {}
 
     @classmethod
     def sweep(cls, home: Path, in_use: Callable[[str], bool]) -> Iterable[str]:
@@ -203,10 +216,11 @@ class WaypointDriver(Driver):
         found = self._engines.get(store)
         if found is None:
             with _opening:
-                found = _open.get(store)
+                found = self._engines.get(store)
                 if found is None:
-                    found = _open[store] = Engine(store, ahead=True)
-                self._engines[store] = found
+                    found, users = _open.get(store) or (Engine(store, ahead=True), 0)
+                    _open[store] = (found, users + 1)
+                    self._engines[store] = found
         return found
 
     def _base(self, engine: Engine) -> BaseRecord | None:

@@ -118,7 +118,9 @@ async def run(
 def _program(service: Service, body: schemas.Program, **rest: Any) -> Program:
     if body.interactive and not body.background:
         raise UsageError("interactive goes with background; or use the WebSocket")
-    if b"\0" in rest.get("command", b"") or any("\0" in word for word in (*rest.get("argv", ()), rest.get("cwd") or "")):
+    if b"\0" in rest.get("command", b"") or any(
+        "\0" in word for word in (*rest.get("argv", ()), rest.get("cwd") or "")
+    ):
         raise UsageError("a command cannot hold a NUL character; send such data on stdin")
     limit = service.settings.output_bytes if body.output_limit_bytes is None else body.output_limit_bytes
     return Program(
