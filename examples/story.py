@@ -100,9 +100,11 @@ def ask(environment: Environment, directory: str, question: str) -> str | None:
 
 
 def listens(environment: Environment, directory: str, seconds: float = 3.0) -> bool:
-    """Whether a program has the FIFO `in` open: otherwise this cannot be opened at once."""
-    script = '[ -p "$1/in" ] && timeout "$2" sh -c ": >\\"$1/in\\"" sh "$1"'
-    return environment.run(["sh", "-c", script, "sh", directory, f"{seconds:g}"]).ok
+    """Whether a program has the FIFO `in` open: otherwise opening it waits."""
+    try:
+        return environment.run(["sh", "-c", '[ -p "$1/in" ] && : >"$1/in"', "sh", directory], timeout=seconds).ok
+    except ExecTimeout:
+        return False
 
 
 def until(what: str, check: Callable[[], bool]) -> None:

@@ -193,18 +193,18 @@ class TestOtherMachines:
         (task / "note").write_text("from the context\n")
         (task / "Dockerfile").write_text(
             "FROM scratch\nADD root.tar /\nENV PATH=/bin MODE=test\nWORKDIR /srv\nCOPY note .\n"
-            "RUN mkdir made && chown 1000 made && rm /bin/vi\nUSER 1000\n"
+            "RUN mkdir made && chown 1000 made && rm /bin/vi\nUSER 1000\nWORKDIR /not/there/yet\n"
         )
         arguments = {"dockerfile_dir": task, "network": "user", "memory_mib": 96, "disk_mib": 64}
         with socketserver.TCPServer(("127.0.0.1", 0), Greeter) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             fetch = ["nc", "10.0.2.2", str(server.server_address[1])]
             with create_env_manager("qemu_build", home=tmp_path / "home", **arguments) as environment:
-                result = environment.exec_command('cat note; echo "$MODE"; id -u; touch made/x; ls /bin/vi')
-                assert (result.stdout, result.cwd) == ("from the context\ntest\n1000\n", "/srv")
+                result = environment.exec_command('cat /srv/note; echo "$MODE"; id -u; touch /srv/made/x; ls /bin/vi')
+                assert (result.stdout, result.cwd) == ("from the context\ntest\n1000\n", "/not/there/yet")
                 (fork,) = environment.fork()
                 assert [one.run(fetch).stdout for one in (environment, fork)] == ["hello\n", "hello\n"]
-                assert fork.exec_command('ls made; echo "$MODE"; id -u').stdout == "x\ntest\n1000\n"
+                assert fork.exec_command('ls /srv/made; echo "$MODE"; id -u').stdout == "x\ntest\n1000\n"
                 assert "connections to the outside" in environment.snapshots()[0].not_captured
                 fork.destroy()
             server.shutdown()

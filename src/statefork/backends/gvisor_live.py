@@ -32,6 +32,9 @@ __all__ = ["BROUGHT_BACK", "Checkpoint", "GvisorLive", "SandboxLive", "Taken"]
 RUN_TIMEOUT = 30.0
 """How long a snapshot waits for programs of `run` to end."""
 
+LEFT_SECONDS = 5.0
+"""How long a snapshot waits for what such programs have left behind: most of it is just about to end."""
+
 BROUGHT_BACK = (Capability.FILES, Capability.PROCESSES, Capability.MEMORY)
 
 
@@ -145,6 +148,10 @@ class GvisorLive(SandboxLive):
         note_base(place, self._base)
         with self._gate.alone(RUN_TIMEOUT):
             inside = self._look(what)
+            deadline = time.monotonic() + LEFT_SECONDS
+            while inside.started and time.monotonic() < deadline:
+                time.sleep(0.1)
+                inside = self._look(what)
             if inside.started:
                 lost = named(*next(iter(inside.started.items())))
                 raise NotCapturable(
