@@ -94,7 +94,7 @@ class TestGvisor(BackendContract):
                 with create_env_manager("gvisor_attach", home=home, container_name=users.name) as environment:
                     yield environment
                 assert sandbox_processes(users.state) == before
-                assert "statefork" not in users.said("ls -a / /tmp; cat /proc/[0-9]*/cmdline")
+                assert "statefork" not in users.said("ls -a / /tmp; cat /proc/[0-9]*/cmdline; :")
                 counted = users.said("cat /tmp/n")
                 eventually("it counts on", lambda: users.said("cat /tmp/n") not in ("", counted))
 
@@ -148,7 +148,7 @@ class TestGvisorAttach:
             removed = list(collect(tmp_path / "home", [GvisorDriver]))
             assert f"gvisor shell in {users.name}" in removed
             assert left_behind(tmp_path / "home") == []
-            assert "statefork" not in users.said("ls -a /; cat /proc/[0-9]*/cmdline")
+            assert "statefork" not in users.said("ls -a /; cat /proc/[0-9]*/cmdline; :")
 
     def test_what_cannot_be_taken_is_refused(self, small: Path, tmp_path: Path) -> None:
         with UsersContainer(small, tmp_path / "own", "--overlay2=none") as users:

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from daemon import Daemon, running, until
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection
+
+from daemon import Daemon, running, until
 
 
 @pytest.fixture(scope="module")

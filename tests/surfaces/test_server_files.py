@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+
 from daemon import Daemon, running, until
 
 

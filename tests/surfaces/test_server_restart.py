@@ -13,8 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from daemon import Daemon, running, until
 
+from daemon import Daemon, running, until
 from statefork.home import collect
 from statefork.registry import backends
 from waypoint.engine import Engine

@@ -395,7 +395,7 @@ class _Shell:
         elif command is not None and mark.token == command.begin:
             command.begun.add(stream)
             if stream == "stdout":
-                command.since = words[0].split()[0].replace(".", "") if words[0] else "0"
+                command.since = _ticks_before(words[0].split()[0]) if words[0].split() else "0"
                 command.jobs = " ".join(
                     word for word in mark.payload.decode(errors="replace").split() if word.isdigit()
                 )
@@ -412,6 +412,13 @@ class _Shell:
     def _send_report(self, command: _Command) -> None:
         with contextlib.suppress(OSError):  # the shell has ended already: the streams will say so
             self._channel.send(_REPORT.replace("{token}", command.end).encode())
+
+
+def _ticks_before(uptime: str) -> str:
+    """When a command begins, in hundredths of a second, as /proc/*/stat tells the start of a process. A little earlier:
+    gVisor rounds the uptime to the nearest, and the start of a process down."""
+    seconds, _, hundredths = uptime.partition(".")
+    return str(max(int(seconds + hundredths) - 2, 0))
 
 
 def _read_some(descriptor: int) -> bytes:
