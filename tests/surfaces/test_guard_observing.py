@@ -222,7 +222,7 @@ def test_a_slow_answer_is_not_a_slow_client(tmp_path: Path) -> None:
     """The deadlines are for what the client owes, never for what the daemon does in between."""
     from statefork.server.guard.limits import Limits
 
-    limits = Limits(head_seconds=0.3, body_idle_seconds=0.3, write_seconds=0.3)
+    limits = Limits(head_seconds=2.0, body_idle_seconds=0.5, write_seconds=0.5)
     with served(tmp_path / "server", limits=limits) as running:
-        running.guard.checks["slow"] = lambda: time.sleep(1.0) is None
+        running.guard.checks["slow"] = lambda: time.sleep(2.5) is None
         assert running.get("/readyz").status_code == 200
