@@ -156,7 +156,8 @@ class Service:
         """Run a blocking call, and count it."""
         began, outcome = time.perf_counter(), "ok"
         try:
-            return await (gate or self.work).run(call)
+            with self.guard.tracing.span(verb, backend=held.backend, environment=held.id):
+                return await (gate or self.work).run(call)
         except WaypointError as error:
             outcome = error.code
             self.notice(held, error)
