@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from certificates import make_certificate
+from collector import collecting
 from daemon import Daemon, running, until
 
 PROGRAM = [sys.executable, "-c", "from statefork.cli.main import main; main()"]
@@ -203,11 +204,12 @@ def test_killed_in_the_middle_the_audit_log_is_whole(tmp_path: Path) -> None:
         assert daemon.exec(made, "echo still here")["stdout"] == "still here\n"
 
 
-def test_systemd_hears_when_it_is_ready(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+def test_systemd_hears_when_it_is_ready_and_a_collector_what_it_does(tmp_path: Path) -> None:
+    with collecting() as (endpoint, got), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(60)
-        with running(tmp_path / "d", env={"NOTIFY_SOCKET": str(tmp_path / "notify")}) as daemon:
+        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+        with running(tmp_path / "d", env=told) as daemon:
             assert b"READY=1" in systemd.recv(100)
             assert daemon.call("GET", "/readyz")["status"] == "ready"
             # Over the host's root all of its files can be read: not for everybody, unless the operator says so.
@@ -215,6 +217,9 @@ def test_systemd_hears_when_it_is_ready(tmp_path: Path) -> None:
             problem = daemon.call("POST", "/v1/environments", 403, json={}, headers=runner)
             assert problem["code"] == "forbidden" and "host's own root" in problem["detail"]
             daemon.call("POST", "/v1/environments", 403, json={"arguments": {"dockerfile": ""}}, headers=runner)
+            daemon.snapshot(daemon.create())
+    spans = b"".join(got)
+    assert b"POST /v1/environments/{environment}/snapshots" in spans and b"snapshot" in spans and b"waypoint" in spans
 
 
 def test_over_tcp_a_token_is_needed_and_tls_is_spoken(tmp_path: Path) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import logging
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
@@ -20,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import statefork.errors
 from certificates import make_certificate
+from collector import collecting
 from guarded import Served, served
 from statefork.errors import UsageError
 from statefork.server.guard.listening import TlsFiles
@@ -152,28 +150,10 @@ def test_logs_are_json_with_request_ids_and_no_secrets(tmp_path: Path) -> None:
 
 
 def test_traces_go_to_the_endpoint_under_the_callers_trace(tmp_path: Path) -> None:
-    got: list[bytes] = []
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            got.append(gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None: ...
-
-    collector = HTTPServer(("127.0.0.1", 0), Collector)
-    thread = threading.Thread(target=collector.serve_forever)
-    thread.start()
-    try:
-        with served(tmp_path / "server", otlp_endpoint=f"http://127.0.0.1:{collector.server_port}") as running:
+    with collecting() as (endpoint, got):
+        with served(tmp_path / "server", otlp_endpoint=endpoint) as running:
             parent = f"00-{'ab' * 16}-{'cd' * 8}-01"
             running.post("/v1/exec", {**running.token("exec"), "traceparent": parent}, json={"command": "true"})
-    finally:
-        collector.shutdown()
-        thread.join()
-        collector.server_close()
     spans = b"".join(got)
     assert b"POST /v1/exec" in spans and bytes.fromhex("ab" * 16) in spans and b"statefork" in spans
 
