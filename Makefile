@@ -1,6 +1,6 @@
 # make demo    set up whatever is missing, then show a session being snapshotted, broken, restored and forked
 # make test    set up, lint, and run every test (as root, on the real kernel)
-# make test-all  the long tests too: fidelity cases, microVMs
+# make test-all  the long tests too: every fidelity case
 # make setup   only the set-up; a second run finds everything there and ends at once
 
 SHELL := /bin/bash
@@ -10,7 +10,7 @@ SHELL := /bin/bash
 .PHONY: help setup setup-tests test test-all lint demo bench clean
 
 BIN := .venv/bin
-NOT_YET := --ignore tests/fidelity/test_waypoint_cases.py --ignore tests/contract/test_qemu.py
+NOT_YET := --ignore tests/fidelity/test_waypoint_cases.py
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -22,7 +22,7 @@ setup: .venv/.made
 # What only the other backends and the tests need: some hundred megabytes of Debian packages, the first time.
 setup-tests: setup
 	@$(BIN)/waypoint setup --all-packages
-	@$(BIN)/statefork setup gvisor
+	@$(BIN)/statefork setup
 
 # The virtualenv follows the list of dependencies: it is made again when that changes, and at no other time.
 .venv/.made: pyproject.toml scripts/bootstrap.sh
@@ -38,7 +38,7 @@ test: setup-tests lint
 	# real kernels, daemons and a shared machine: what fails is tried once more, and the summary counts it as rerun
 	$(BIN)/pytest tests --reruns 1 --reruns-delay 1 $(NOT_YET)
 
-# Every test there is, the long ones that are not yet proven free of flakes too: the fidelity cases and the microVMs.
+# Every test there is, the long ones that are not yet proven free of flakes too: the fidelity cases.
 test-all: setup-tests lint
 	$(BIN)/pytest tests --reruns 1 --reruns-delay 1
 
