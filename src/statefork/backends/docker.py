@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from statefork.backends.container_methods import container_methods
-from statefork.backends.containers import ContainerDriver, ContainerTool, Source
+from statefork.backends.containers import ContainerTool, Source
+from statefork.backends.durable_containers import DurableContainerDriver
 from statefork.registry import Backend
 
 __all__ = ["BACKEND", "DockerDriver"]
 
 
-class DockerDriver(ContainerDriver):
+class DockerDriver(DurableContainerDriver):
     """Talks to whichever daemon the `docker` command of the caller talks to (DOCKER_HOST, contexts)."""
 
     name = "docker"

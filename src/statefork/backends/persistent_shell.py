@@ -158,7 +158,7 @@ class PersistentShell:
         if shell is None or shell.over.is_set():
             if shell is not None:
                 shell.close()
-                self._lost = True
+                self._running, self._lost = None, True  # if no other comes up, this one is not closed again
             shell = self._running = _Shell(self._open_channel(), self._dead)
             if self._closed:  # meanwhile, by another thread
                 shell.close()
@@ -178,6 +178,13 @@ class PersistentShell:
             shell.finish(command)
             if files:
                 self._remove(files)
+
+    def signal(self, number: int) -> None:
+        """To what the running command started; the shell itself is interrupted, as by Ctrl-C. Nothing runs: nothing."""
+        shell = self._running
+        command = shell.command if shell is not None else None
+        if shell is not None and command is not None and not command.done.is_set():
+            self._aside(_SIGNAL, str(number), shell.state.pid, command.since, command.jobs)
 
     @property
     def state(self) -> ShellState | None:
@@ -286,6 +293,10 @@ class _Shell:
             said = self._said.decode(errors="replace").strip()
             self.close()
             raise dead(said or "no shell came up inside")
+
+    @property
+    def command(self) -> _Command | None:
+        return self._command
 
     def submit(self, command: _Command, text: bytes) -> None:
         for scanner in self._scanners.values():

@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 from statefork.backends.container_methods import container_methods
-from statefork.backends.containers import ContainerDriver, ContainerTool, Source
+from statefork.backends.containers import ContainerTool, Source
+from statefork.backends.durable_containers import DurableContainerDriver
 from statefork.registry import Backend
 
 __all__ = ["BACKEND", "PodmanDriver", "podman_tool", "ulimit_options"]
@@ -34,7 +35,7 @@ def ulimit_options() -> list[str]:
     return ["--ulimit", f"nofile={files}:{files}", "--ulimit", f"nproc={processes}:{processes}"]
 
 
-class PodmanDriver(ContainerDriver):
+class PodmanDriver(DurableContainerDriver):
     name = "podman"
     version_format = "{{.Client.Version}}"
     has_daemon = False

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from starlette.responses import StreamingResponse
 
-from statefork.errors import ExecTimeout, UsageError
+from statefork.errors import ExecTimeout, Unsupported, UsageError
 from statefork.server import schemas
 from statefork.server.guard.problems import Refused
 from statefork.server.routes.asking import (
@@ -259,6 +259,8 @@ async def signal_command(
 
 async def send_signal(service: Service, held: Held, command: Command, number: int) -> None:
     if not command.done.is_set():
+        if command.kind == "run" and command.number is None:
+            raise Unsupported(f"{held.backend} cannot signal what was started with run; kill it inside")
         async with service.use(held) as live:
             await service.do(held, "signal", lambda: live.signal_command(number, command.number), gate=service.commands)
 
