@@ -220,7 +220,7 @@ def _parse_scan(data: bytes) -> dict[str, str]:
     ends = [following.start() for following in found[1:]] + [len(data)]
     return {
         data[record.end() : end - 1].decode(errors="surrogateescape"): record[1].decode()
-        for record, end in zip(found, ends, strict=True)
+        for record, end in zip(found, ends, strict=False)  # of an empty directory there is only the end
     }
 
 
