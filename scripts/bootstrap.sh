@@ -60,7 +60,7 @@ with open("pyproject.toml", "rb") as file:
     print("\n".join(tomllib.load(file).get("dependency-groups", {}).get("dev", [])))
 PYTHON
     for attempt in 1 2 3; do
-        if .venv/bin/python -m pip install --quiet --retries 5 --editable '.[server,mcp,otel]' --requirement .venv/dev.txt; then
+        if .venv/bin/python -m pip install --quiet --retries 5 --editable '.[server,mcp,otel,bench]' --requirement .venv/dev.txt; then
             return 0
         fi
         say "pip failed (attempt $attempt of 3)"

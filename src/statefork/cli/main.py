@@ -19,6 +19,7 @@ __all__ = ["fail", "home", "main", "note", "statefork"]
 COMMANDS = {
     "audit": "Check the audit log of the daemon.",
     "backends": "Table of what each backend can do on this host, and why not.",
+    "bench": "Time snapshot, restore and fork on every backend of this host.",
     "doctor": "Try every backend, and name the fix for what is missing.",
     "fidelity": "Prove what a backend brings back, case by case.",
     "gc": "Remove what crashed processes left behind.",

@@ -23,7 +23,7 @@ from waypoint.kernel.criu_worker import Hook, Worker
 from waypoint.kernel.launch import ID_BASE, STAGE, Overlay, launch_argv
 from waypoint.outcomes import Process
 
-__all__ = ["LINK_PREFIX", "Dumped", "Dumper", "end_half_restored", "has_remaps", "restore", "start_restorer"]
+__all__ = ["LINK_PREFIX", "Dumped", "Dumper", "cached_kernel_options", "end_half_restored", "has_remaps", "restore", "start_restorer"]
 
 _NEWNET = 0x40000000
 _GHOST_LIMIT = 0xFFFF_FFFF
@@ -48,7 +48,7 @@ class Dumper:
         self._pid = init_pid
         self._own_network = own_network
         self._ends = False
-        options = [*_kdat(), "--enter", str(init_pid), "--network", "own" if own_network else "host"]
+        options = [*cached_kernel_options(), "--enter", str(init_pid), "--network", "own" if own_network else "host"]
         self._worker = Worker(launch_argv("criu", options, (), tools.criu_argv()), hold=hold)
 
     def __enter__(self) -> Dumper:
@@ -142,7 +142,7 @@ def has_remaps(images: Path) -> bool:
 
 def start_restorer(hold: Sequence[int]) -> Worker:
     """A worker for a restore, started before it is known of what; not for sessions with cgroups of their own."""
-    return Worker(launch_argv("criu", _kdat(), (), tools.criu_argv()), hold=hold)
+    return Worker(launch_argv("criu", cached_kernel_options(), (), tools.criu_argv()), hold=hold)
 
 
 def _stage(worker: Worker, overlay: Overlay) -> None:
@@ -189,7 +189,7 @@ def restore(
             if own_network and netlock.saved_connections(images):
                 held.callback(netlock.lock_network(pid))
 
-        argv = launch_argv("criu", [*_kdat(), *overlay.options()], cgroups, tools.criu_argv())
+        argv = launch_argv("criu", [*cached_kernel_options(), *overlay.options()], cgroups, tools.criu_argv())
         try:
             with contextlib.ExitStack() as held, ahead or Worker(argv, hold=hold) as worker:
                 if ahead is not None:
@@ -289,7 +289,7 @@ def _free(path: Path) -> int:
     return disk.f_bavail * disk.f_frsize
 
 
-def _kdat() -> list[str]:
+def cached_kernel_options() -> list[str]:
     """CRIU's memory of this kernel, made once per boot: without it each start probes the kernel for 60 ms."""
     version = tools.criu_version()
     path = tools.prefix() / "kdat" / f"{processes.boot_id()}-{version}"

@@ -1,0 +1,107 @@
+"""Snapshot, restore and fork of every backend, round by round: a busy moment of the machine hits all of them alike.
+
+The clock of restore and fork stops at the first correct command in what came up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from statefork.bench.figures import Samples
+from statefork.bench.machine import disk_used_bytes
+from statefork.bench.raw import RawTree
+from statefork.bench.subjects import Subject
+from statefork.bench.workloads import Workload
+from statefork.environment import Environment
+from statefork.errors import WaypointError
+
+__all__ = ["run_rounds", "timed_ms"]
+
+RAW = "criu (command line)"
+
+
+def timed_ms(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return (time.perf_counter() - began) * 1000
+
+
+@dataclass(slots=True)
+class _Runner:
+    subject: Subject
+    env: Environment
+
+
+def run_rounds(
+    workload: Workload,
+    subjects: Sequence[Subject],
+    samples: Samples,
+    *,
+    rounds: int,
+    disk: Path,
+    raw: Path | None,
+    on_progress: Callable[[str], None],
+) -> None:
+    """`raw`: where the plain `criu` command line may keep its images, where the workload has an equal for it."""
+    with ExitStack() as stack:
+        runners: list[_Runner] = []
+        for subject in subjects:
+            if not workload.needs <= subject.claims:
+                continue
+            on_progress(f"{workload.name}: preparing {subject.name}")
+            try:
+                env = subject.make()
+                stack.callback(env.destroy)
+                workload.prepare(env)
+                runners.append(_Runner(subject, env))
+            except WaypointError as error:
+                samples.fail(workload.name, subject.name, error.message)
+        plain = stack.enter_context(RawTree(raw, workload.memory_mib)) if raw is not None else None
+        for i in range(1, (min(workload.rounds, rounds) if workload.rounds else rounds) + 1):
+            on_progress(f"{workload.name}: round {i}")
+            for runner in list(runners):
+                try:
+                    _one(workload, runner, samples, i, disk)
+                except WaypointError as error:
+                    samples.fail(workload.name, runner.subject.name, error.message)
+                    runners.remove(runner)
+            if plain is not None:
+                samples.add(workload.name, RAW, "snapshot", plain.dump())
+                samples.add(workload.name, RAW, "restore", plain.restore())
+
+
+def _one(workload: Workload, runner: _Runner, samples: Samples, i: int, disk: Path) -> None:
+    subject, env = runner.subject, runner.env
+
+    def add(what: str, value: float, unit: str = "ms") -> None:
+        samples.add(workload.name, subject.name, what, value, unit)
+
+    workload.next_round(env, i)
+    before = disk_used_bytes(disk)
+    taken: list[str] = []
+    add("snapshot", timed_ms(lambda: taken.append(env.snapshot())))
+    add("paused", next(one.paused_ms for one in env.snapshots() if one.id == taken[0]))
+    add("storage", (disk_used_bytes(disk) - before) / 2**20, "MiB")
+    workload.check(env, i, subject.claims)
+    workload.spoil(env)
+
+    def restore() -> None:
+        env.restore(taken[0])
+        workload.check(env, i, subject.claims)
+
+    add("restore", timed_ms(restore))
+    forks: list[Environment] = []
+
+    def fork() -> None:
+        forks.extend(env.fork(1, from_snapshot=taken[0]))
+        workload.check(forks[0], i, subject.claims)
+
+    try:
+        add("fork", timed_ms(fork))
+    finally:
+        for one in forks:
+            one.destroy()

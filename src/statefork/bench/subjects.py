@@ -1,0 +1,82 @@
+"""One environment maker per backend, all over the same root file system; a backend that is not there says why."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from statefork.environment import Environment
+from statefork.errors import WaypointError
+from statefork.factory import create_env_manager
+from statefork.registry import backends
+from statefork.testing.images import debian_archive
+from waypoint.kernel.programs import run_program
+
+__all__ = ["BACKENDS", "Subject", "find_subjects"]
+
+BACKENDS = ("waypoint", "docker", "podman", "hybrid", "gvisor", "qemu", "firecracker")
+"""The `criu` backend has the host's files and no root of its own; `criu` here is the bare command line, see raw.py."""
+_IMAGE = "statefork-bench:latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A backend that works here."""
+
+    name: str
+    make: Callable[[], Environment]
+    claims: frozenset[str]
+
+
+def find_subjects(
+    home: Path, names: Sequence[str], on_progress: Callable[[str], None]
+) -> tuple[list[Subject], dict[str, str]]:
+    """Those that work, and why each of the others does not."""
+    found: list[Subject] = []
+    missing: dict[str, str] = {}
+    known = backends()
+    for name in names:
+        on_progress(f"trying {name}")
+        try:
+            capabilities = known[name].probe()
+            make = _maker(name, home)
+            with make() as trial:
+                trial.exec_command("true")
+            found.append(Subject(name, make, frozenset(str(one) for one in capabilities.restores)))
+        except WaypointError as error:
+            missing[name] = error.message
+    return found, missing
+
+
+def _maker(name: str, home: Path) -> Callable[[], Environment]:
+    archive = debian_archive()
+    arguments: dict[str, Any]
+    if name in ("docker", "podman", "hybrid"):
+        tool = "docker" if name == "docker" else "podman"
+        run_program([tool, "import", str(archive), _IMAGE], timeout=300).check(f"{tool} import")
+        arguments = {"base_image": _IMAGE if tool == "docker" else f"localhost/{_IMAGE}"}
+        if tool == "docker":
+            arguments["extra_args"] = "--network none"
+    else:
+        arguments = {"rootfs": archive}
+    if name == "qemu":
+        arguments |= {"memory_mib": 512}
+
+    def make() -> Environment:
+        own = {"container_name": f"statefork-bench-{secrets.token_hex(4)}"} if name == "hybrid" else {}
+        return create_env_manager(f"{name}_build", home=home, **arguments, **own)
+
+    return make
+
+
+@contextmanager
+def destroyed(environments: Sequence[Environment]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for environment in environments:
+            environment.destroy()

@@ -1,0 +1,103 @@
+"""`statefork bench`: the same work on every backend of this host, side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+__all__ = ["bench"]
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Small workloads, few rounds: about two minutes.")
+@click.option("--backend", "-b", "names", multiple=True, help="Only these; default: all.")
+@click.option("--workload", "-w", "workloads", multiple=True, help="Only these workloads, and no patterns of use.")
+@click.option("--rounds", type=click.IntRange(min=1), help="How often each verb is timed.  [default: 10, quick: 5]")
+@click.option("--results", type=click.Path(path_type=Path), default=Path("bench-results"), show_default=True)
+@click.option(
+    "--plots/--no-plots", default=True, show_default=True, help="Draw PNG and SVG pictures (needs matplotlib)."
+)
+@click.option("--page", type=click.Path(path_type=Path), help="Also write the tables between the marks of this page.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+def bench(
+    quick: bool,
+    names: tuple[str, ...],
+    workloads: tuple[str, ...],
+    rounds: int | None,
+    results: Path,
+    plots: bool,
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    """Snapshot, restore and fork on every backend present, interleaved and repeated.
+
+    The clock of restore and fork stops at the first correct command in what came up. A backend that is missing is listed as
+    missing. Run it on a quiet machine: the load is recorded beside the figures.
+    """
+    from statefork.bench import machine, patterns, report
+    from statefork.bench import workloads as work
+    from statefork.bench.figures import Samples
+    from statefork.bench.rounds import run_rounds
+    from statefork.bench.subjects import BACKENDS, find_subjects
+    from statefork.errors import UsageError
+
+    unknown = [name for name in names if name not in BACKENDS]
+    if unknown:
+        raise UsageError(f"no backend {', '.join(unknown)}; there are: {', '.join(BACKENDS)}")
+    chosen = work.by_name(workloads, quick=quick)
+    samples = Samples()
+    with tempfile.TemporaryDirectory(prefix="statefork-bench-", dir="/var/tmp") as scratch, machine.Watch() as watch:
+        home = Path(scratch)
+        subjects, missing = find_subjects(home, names or BACKENDS, _progress)
+        for workload in chosen:
+            raw = home if not workload.step.strip(":") else None
+            run_rounds(
+                workload, subjects, samples,
+                rounds=rounds or (5 if quick else 10), disk=home, raw=raw, on_progress=_progress,
+            )  # fmt: skip
+        for pattern in () if workloads else patterns.PATTERNS:
+            pattern(subjects, samples, _progress, quick=quick)
+    _progress("")
+    figures = list(samples.figures())
+    document: dict[str, Any] = {
+        "machine": machine.describe(),
+        "watch": watch.to_json(),
+        "missing": missing,
+        "failures": samples.failures,
+        "figures": [figure.to_json() for figure in figures],
+    }
+    written = report.write_results(results, document, figures)
+    if plots:
+        from statefork.bench.plots import draw
+
+        written += draw(results, figures)
+    if page is not None:
+        _write_between_marks(page, report.as_markdown(document, figures))
+    click.echo(json.dumps(document) if as_json else report.as_text(document, figures))
+    if not as_json:
+        click.echo(f"written: {', '.join(str(path) for path in written[:3])} and {len(written) - 3} pictures")
+    if samples.failures:
+        raise SystemExit(1)
+
+
+def _progress(text: str) -> None:
+    """One line that changes in place on a terminal; on anything else a line each."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+    elif text:
+        click.echo(text, err=True)
+
+
+def _write_between_marks(page: Path, table: str) -> None:
+    begin, end = "<!-- bench -->\n", "<!-- end of bench -->\n"
+    text = page.read_text() if page.exists() else f"{begin}{end}"
+    head, _, rest = text.partition(begin)
+    tail = rest.partition(end)[2]
+    fresh = page.with_suffix(".new")
+    fresh.write_text(f"{head}{begin}{table}{end}{tail}")
+    fresh.replace(page)

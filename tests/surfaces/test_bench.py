@@ -1,0 +1,63 @@
+"""`statefork bench` measures, says what is missing, and stops a backend whose answer is wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from statefork.bench.workloads import Workload, Wrong
+from statefork.factory import create_env_manager
+
+RUN = [sys.executable, "-c", "from statefork.cli.main import main; main()"]
+
+
+def run_bench(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [*RUN, "bench", "--results", str(tmp_path / "out"), *arguments]
+    env = {**os.environ, "STATEFORK_HOME": str(tmp_path / "home"), "MPLCONFIGDIR": str(tmp_path)}
+    env.pop("WAYPOINT_HOME", None)
+    return subprocess.run(argv, capture_output=True, text=True, env=env, timeout=300, check=False)
+
+
+def test_figures_tables_and_pictures(tmp_path: Path) -> None:
+    done = run_bench(
+        tmp_path, "-b", "waypoint", "-b", "firecracker", "-w", "shell and job", "--rounds", "2", "--json",
+        "--page", str(tmp_path / "page.md"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert "firecracker" in document["missing"]
+    found = {(one["backend"], one["what"]): one for one in document["figures"]}
+    for what in ("snapshot", "paused", "restore", "fork"):
+        assert found["waypoint", what]["n"] == 2
+        assert 0 < found["waypoint", what]["least"] <= found["waypoint", what]["p50"] <= found["waypoint", what]["most"]
+    assert found["criu (command line)", "snapshot"]["n"] == 2
+    assert document["machine"]["cores"] and "load_mean" in document["watch"]
+    with (tmp_path / "out/results.csv").open() as rows:
+        assert len(list(csv.DictReader(rows))) == len(document["figures"])
+    assert (tmp_path / "out/shell-and-job.png").stat().st_size > 1000
+    assert "| waypoint |" in (tmp_path / "page.md").read_text()
+    assert "round 2" in done.stderr
+
+
+def test_an_unknown_workload_is_refused(tmp_path: Path) -> None:
+    done = run_bench(tmp_path, "-w", "sorting")
+    assert done.returncode != 0
+    assert "idle shell" in done.stderr
+
+
+def test_a_wrong_answer_is_no_figure(tmp_path: Path) -> None:
+    workload = Workload("shell", "", setup="sleep 1000 & :")
+    claims = frozenset({"files", "shell"})
+    with create_env_manager("waypoint_build", home=tmp_path / "home", store=tmp_path / "store") as env:
+        workload.prepare(env)
+        workload.next_round(env, 7)
+        workload.check(env, 7, claims)
+        workload.spoil(env)
+        with pytest.raises(Wrong):
+            workload.check(env, 7, claims)
