@@ -22,6 +22,8 @@ from daemon import Daemon, running, until
 
 PROGRAM = [sys.executable, "-c", "from statefork.cli.main import main; main()"]
 
+pytestmark = pytest.mark.timeout(180)  # each starts several Pythons, and a busy machine takes seconds for one
+
 
 def statefork(home: Path, *arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(

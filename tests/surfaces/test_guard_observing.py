@@ -167,6 +167,7 @@ def test_systemd_is_told(tmp_path: Path) -> None:
     assert not notify(None, "READY=1") and not notify(str(tmp_path / "nobody"), "READY=1")
 
 
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1")
 def test_tls_is_spoken_with_the_certificate_and_nothing_else(tmp_path: Path) -> None:
     files = make_certificate(tmp_path)
     with served(tmp_path / "server", tls=files) as running:

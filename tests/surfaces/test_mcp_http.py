@@ -21,6 +21,8 @@ from mcp_sessions import PROGRAM, Place, Tools, over_http
 LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 HEADERS = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 
+pytestmark = pytest.mark.timeout(180)  # each starts several Pythons, and a busy machine takes seconds for one
+
 
 @pytest.fixture(scope="module")
 def place(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:

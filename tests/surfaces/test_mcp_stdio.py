@@ -15,6 +15,8 @@ import pytest
 
 from mcp_sessions import PROGRAM, Place, Tools
 
+pytestmark = pytest.mark.timeout(180)  # each starts several Pythons, and a busy machine takes seconds for one
+
 
 @pytest.fixture(scope="module")
 def place(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
