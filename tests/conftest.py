@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from rootfs import bash_rootfs
-from services import docker, docker_busybox, docker_debian, podman, podman_busybox, podman_debian  # noqa: F401  fixtures
+from services import (  # noqa: F401  fixtures
+    docker,
+    docker_bash,
+    docker_busybox,
+    docker_python,
+    podman,
+    podman_busybox,
+    podman_debian,
+)
 from waypoint.bases import base_from_rootfs
 from waypoint.engine import Engine
 from waypoint.kernel import cgroups, nat, processes

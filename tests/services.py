@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rootfs import bash_rootfs, python_rootfs
 from statefork.testing.images import busybox_archive, debian_archive
 
 ROOT = Path(__file__).parents[1]
@@ -45,8 +46,16 @@ def docker_busybox(docker: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def docker_debian(docker: str) -> str:
-    return _imported(docker, "statefork-debian", debian_archive())
+def docker_bash(docker: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tenth of Debian's size, and bash all the same."""
+    root = bash_rootfs(tmp_path_factory.mktemp("image") / "root")
+    return _imported(docker, "statefork-bash", _packed(root))
+
+
+@pytest.fixture(scope="session")
+def docker_python(docker: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = python_rootfs(tmp_path_factory.mktemp("image") / "root")
+    return _imported(docker, "statefork-python", _packed(root))
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +66,12 @@ def podman_busybox(podman: str) -> str:
 @pytest.fixture(scope="session")
 def podman_debian(podman: str) -> str:
     return _imported(podman, "statefork-debian", debian_archive())
+
+
+def _packed(root: Path) -> Path:
+    archive = root.with_suffix(".tar")
+    subprocess.run(["tar", "-C", str(root), "-cf", str(archive), "."], check=True)
+    return archive
 
 
 def _imported(tool: str, name: str, archive: Path) -> str:

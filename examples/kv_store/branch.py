@@ -16,15 +16,17 @@ from statefork import Environment
 APP = "/srv/kv"
 PEOPLE = ("alice", "bob", "carol")
 GOAL = "carol has at least 45"
+TRANSFER = "begin, set alice 70, set carol 30"
 CONTINUATIONS = {
-    "commit": ["commit"],
-    "roll back": ["rollback"],
-    "add bob's 20, then commit": ["set bob 30", "set carol 50", "commit"],
+    "commit": "commit",
+    "roll back": "rollback",
+    "add bob's 20, then commit": "set bob 30, set carol 50, commit",
 }
 
 
-def ask(environment: Environment, request: str) -> str:
-    return environment.run([PYTHON, f"{APP}/store.py", *request.split()], timeout=60).stdout.strip()
+def ask(environment: Environment, requests: str) -> str:
+    """Answers, one a line, to requests with commas between them."""
+    return environment.run([PYTHON, f"{APP}/store.py", *requests.split()], timeout=60).stdout.strip()
 
 
 def answers(environment: Environment) -> bool:
@@ -37,15 +39,17 @@ def start(environment: Environment) -> None:
 
 
 def accounts(environment: Environment) -> dict[str, int]:
-    return {name: int(ask(environment, f"get {name}")) for name in PEOPLE}
+    balances = ask(environment, ", ".join(f"get {name}" for name in PEOPLE)).split()
+    return dict(zip(PEOPLE, map(int, balances), strict=True))
 
 
 def tell(environment: Environment, story: Story) -> None:
     story.title("A store with three accounts, and a transfer that is not committed yet")
     environment.upload(Path(__file__).parent / "store.py", f"{APP}/store.py")
     start(environment)
-    for request in ("set alice 100", "set bob 50", "set carol 0", "begin", "set alice 70", "set carol 30"):
-        story.say(f"{request}: {ask(environment, request)}")
+    requests = f"set alice 100, set bob 50, set carol 0, {TRANSFER}"
+    for request, answer in zip(requests.split(", "), ask(environment, requests).splitlines(), strict=True):
+        story.say(f"{request}: {answer}")
     story.snapshot(environment, "transfer")
 
     story.title("Three ways to go on, from the middle of the transaction")
@@ -58,10 +62,8 @@ def tell(environment: Environment, story: Story) -> None:
                 start(fork)
                 story.check("the open transaction is lost", ask(fork, "commit"), "error: no open transaction")
                 story.check("what was committed is not", accounts(fork), {"alice": 100, "bob": 50, "carol": 0})
-                for request in ("begin", "set alice 70", "set carol 30"):
-                    ask(fork, request)
-            for request in requests:
-                ask(fork, request)
+                ask(fork, TRANSFER)
+            ask(fork, requests)
             found = accounts(fork)
             met[name] = found["carol"] >= 45
             story.say(f"{name}: {found}; {GOAL}: {'yes' if met[name] else 'no'}")

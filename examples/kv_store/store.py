@@ -2,6 +2,7 @@
 
     store.py serve DIRECTORY            listens; what DIRECTORY/journal holds is there again
     store.py set KEY VALUE              ... get KEY, del KEY, keys, begin, commit, rollback, info
+    store.py begin, set a 1, commit     several, one after the other
 
 Standard library only, and little of that: it also runs where Debian's python3-minimal is all there is.
 """
@@ -112,6 +113,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
         serve(sys.argv[2])
     else:
-        answered = request(sys.argv[1:])
-        print(answered)
-        sys.exit(answered.startswith("error"))
+        answers = [request(one.split()) for one in " ".join(sys.argv[1:]).split(",")]
+        print(*answers, sep="\n")
+        sys.exit(any(answer.startswith("error") for answer in answers))

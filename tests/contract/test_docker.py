@@ -32,9 +32,9 @@ class TestDocker(BackendContract):
 class TestDockerWithBash(CommandContract, EndingContract):
     @pytest.fixture(scope="class")
     @classmethod
-    def subject(cls, docker: str, docker_debian: str) -> Subject:
+    def subject(cls, docker: str, docker_bash: str) -> Subject:
         return Subject(
-            "docker_build", {"base_image": docker_debian, "extra_args": NETWORK}, containers_and_images("docker")
+            "docker_build", {"base_image": docker_bash, "extra_args": NETWORK}, containers_and_images("docker")
         )
 
     def test_bash_is_what_runs(self, shared: Environment) -> None:
