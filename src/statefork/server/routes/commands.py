@@ -45,15 +45,11 @@ __all__ = ["events", "router", "signal_number"]
 router = APIRouter(prefix="/v1", tags=["commands"], responses=PROBLEMS)
 
 HEARTBEAT_SECONDS = 15.0
-_STREAM = {
-    "text/event-stream": {
-        "schema": {
-            "type": "string",
-            "description": "With `Accept: text/event-stream`. Events: `started` {command}; `stdout` and `stderr` {offset, data} "
-            "with data as base64; `exit` with an ExecResult that has empty outputs; `problem` with a Problem.",
-        }
-    }
-}
+_STREAM: dict[str, Any] = {"text/event-stream": {}}
+_EVENTS = (
+    "With `Accept: text/event-stream` these events: `started` {command}; `stdout` and `stderr` {offset, data} with data as "
+    "base64; `exit` with an ExecResult that has empty outputs; `problem` with a Problem."
+)
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
         "model": schemas.ExecResult,
@@ -221,9 +217,7 @@ async def get_command(
 @router.get(
     "/environments/{environment}/commands/{command}/output",
     operation_id="followCommand",
-    responses={
-        200: {"description": "Events as those of exec; or, without `follow`, what is known now.", "content": _STREAM}
-    },
+    responses={200: {"description": f"Until it has ended. {_EVENTS}", "content": _STREAM}},
     summary="Follow a command from any offset: the newest megabyte is known",
 )
 async def follow_command(

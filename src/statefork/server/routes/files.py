@@ -249,7 +249,7 @@ class _Pieces:
         200: {
             "description": "Events `added`, `changed`, `removed` {path}, and `watching` once at the beginning. The directory is looked at "
             "every `interval` seconds: what comes and goes between two looks is not seen.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {}},
         }
     },
     summary="What changes in a directory, as it happens",

@@ -22,6 +22,7 @@ __all__ = ["Pool", "Pools"]
 
 log = logging.getLogger(__name__)
 _FAILED_SECONDS = 10.0
+_STOP_SECONDS = 20.0
 
 
 @dataclass(slots=True)
@@ -38,6 +39,7 @@ class Pools:
         self._pools: dict[str, Pool] = {}
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._stopping = False
 
     async def start(self) -> None:
         service = self._service
@@ -55,7 +57,11 @@ class Pools:
         self._wanted.set()
 
     async def stop(self) -> None:
+        """What is being made is finished first, if that does not take too long: the next process would have to clear it up."""
+        self._stopping = True
+        self._wanted.set()
         if self._task is not None:
+            await asyncio.wait([self._task], timeout=_STOP_SECONDS)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
@@ -103,11 +109,11 @@ class Pools:
 
     async def _fill(self) -> None:
         """One at a time, and not while callers wait for the same threads."""
-        while True:
+        while not self._stopping:
             await self._wanted.wait()
             self._wanted.clear()
             for pool in self.list():
-                while self._pools.get(pool.row.name) is pool and len(pool.ready) < pool.row.size:
+                while not self._stopping and self._pools.get(pool.row.name) is pool and len(pool.ready) < pool.row.size:
                     if self._service.work.waiting:
                         await asyncio.sleep(0.1)
                     elif not await self._add(pool):
