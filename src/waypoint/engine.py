@@ -19,7 +19,7 @@ from waypoint.ending import resolve
 from waypoint.errors import HasChildren, HostUnsupported, KernelError, NotFound, WaypointError, WrongState
 from waypoint.guest.commands import BASIC_ENVIRONMENT
 from waypoint.guest.layer import build_guest_layer, guest_files
-from waypoint.hostroot import host_base, mask_host
+from waypoint.hostroot import host_base, mask_host, masked_paths
 from waypoint.kernel import capabilities, processes, syscalls, tools
 from waypoint.kernel.launch import ID_BASE
 from waypoint.kernel.network import resolv_conf
@@ -101,9 +101,11 @@ class Engine:
         user: str | None = None,
         workdir: str | None = None,
         on_fork: str = "",
+        hide: Sequence[Path] = (),
     ) -> Session:
         """Start a session over `base` (the host's own root by default); it is live when this returns.
 
+        `hide`: of the host's root, beside the store and the configured secrets: what the session must not see.
         A `files_only` session needs no CRIU: its snapshots hold files, and a restore starts a fresh shell over them.
         """
         check_name(name)
@@ -130,7 +132,7 @@ class Engine:
                 files_only=files_only,
                 on_fork=on_fork,
             )
-            guest = self._guest_layer(base)
+            guest = self._guest_layer(base, hide)
             session = new_id("s")
             spec = replace(spec, hostname=(name or session).replace("_", "-").replace("@", "-").replace("+", "-"))
             self._new_row(session, name, session, base, spec, None)
@@ -388,11 +390,11 @@ class Engine:
         self.store.db.add_base(base)
         return base
 
-    def _guest_layer(self, base: BaseRecord) -> int:
+    def _guest_layer(self, base: BaseRecord, hide: Sequence[Path]) -> int:
         """The layer with init and /dev; over the host's root also what hides the store and the secrets."""
         init = tools.init_path()
         kind = "guest-host" if base.kind == "host" else "guest"
-        masks = host_masks(self.store) if base.kind == "host" else []
+        masks = masked_paths(self.store.paths, hide) if base.kind == "host" else []
         found, purpose = self.store.content_layer(
             f"{kind}-{'-'.join(masks)}" if masks else kind, [init, *guest_files()]
         )
@@ -425,8 +427,3 @@ class Engine:
             target.write_bytes(content)
             target.chmod(0o644)
 
-
-def host_masks(store: Store) -> list[str]:
-    from waypoint.hostroot import masked_paths
-
-    return masked_paths(store.paths)

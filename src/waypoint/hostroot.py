@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 from waypoint.errors import UsageError
@@ -56,8 +57,8 @@ def _other_mounts() -> list[str]:
     return sorted(set(found))
 
 
-def masked_paths(paths: Paths) -> list[str]:
-    """Absolute paths to hide, the store first."""
+def masked_paths(paths: Paths, also: Sequence[Path] = ()) -> list[str]:
+    """Absolute paths to hide, the store first, then `also` and what is configured."""
     config = paths.home / "config.toml"
     wanted: list[str] = list(SECRETS)
     if config.exists():
@@ -66,7 +67,7 @@ def masked_paths(paths: Paths) -> list[str]:
         except tomllib.TOMLDecodeError as error:
             raise UsageError(f"{config} is not valid TOML: {error}") from error
     homes = [Path("/root"), *(Path("/home").iterdir() if Path("/home").is_dir() else ())]
-    found = [str(paths.home.resolve())]
+    found = [str(path.resolve()) for path in (paths.home, *also)]
     for entry in wanted:
         found += [str(home / entry[2:]) for home in homes] if entry.startswith("~/") else [entry]
     return [path for path in dict.fromkeys(found) if os.path.lexists(path)]

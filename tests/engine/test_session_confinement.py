@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,15 @@ def test_networks(engine: Engine, small_base: BaseRecord, sessions: list[Session
         shown = out(one, "cat /proc/net/fib_trie; echo $V")
         assert "127.0.0.1" in shown and shown.endswith("kept\n")
         assert ("10.77.0.2" in shown) == (network == "nat")
+
+
+def test_what_is_hidden_of_the_host_is_not_there(engine: Engine, sessions: list[Session]) -> None:
+    with tempfile.TemporaryDirectory(prefix="waypoint-test-", dir="/opt") as secret:
+        Path(secret, "key").write_text("secret")
+        seen = engine.new()
+        assert seen.exec(f"cat {secret}/key").stdout == b"secret"
+        blind = engine.new(hide=[Path(secret)])
+        assert blind.exec(f"cat {secret}/key").exit_code != 0
+        blind.exec("X=1")
+        (fork,) = blind.fork(1)
+        assert fork.exec(f"ls {secret}").exit_code != 0

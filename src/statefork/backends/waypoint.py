@@ -87,6 +87,7 @@ class WaypointDriver(Driver):
                 env=options.env,
                 user=options.user,
                 workdir=options.workdir,
+                hide=(place.home,),
             )
         return WaypointLive(engine, session, owned=True)
 
