@@ -1,0 +1,29 @@
+import { execFileSync } from "node:child_process";
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { inject, expect, test } from "vitest";
+
+const here = join(import.meta.dirname ?? ".", "..");
+
+test("the generated types are those of the OpenAPI document", () => {
+  const program = join(here, "node_modules/openapi-typescript/bin/cli.js");
+  const argv = [program, "../../docs/openapi.json", "--default-non-nullable", "false"];
+  const fresh = execFileSync(process.execPath, argv, { cwd: here, stdio: ["ignore", "pipe", "ignore"], maxBuffer: 1 << 26 });
+  expect(readFileSync(join(here, "src/openapi.ts"), "utf-8"), "run: npm run generate").toBe(fresh.toString());
+});
+
+test("it can be imported and required, and needs nothing at run time", async () => {
+  const described = JSON.parse(readFileSync(join(here, "package.json"), "utf-8"));
+  expect(described.dependencies).toBeUndefined();
+  const required = createRequire(import.meta.url)(join(here, described.exports["."].require.default));
+  expect(typeof required.Client).toBe("function");
+  const script = `
+    import { Client, NotFoundError } from ${JSON.stringify(join(here, described.exports["."].import.default))};
+    const client = new Client({ socket: ${JSON.stringify(inject("socket"))} });
+    await client.environments.get("e-none").catch((error) => console.log(error instanceof NotFoundError, error.code));
+    client.close();
+  `;
+  const said = execFileSync(process.execPath, ["--input-type=module", "--eval", script]);
+  expect(said.toString()).toBe("true not_found\n");
+});
