@@ -120,10 +120,15 @@ def test_a_key_finds_the_command_that_an_earlier_daemon_started(daemon: Daemon) 
 def test_stopped_in_order(daemon: Daemon) -> None:
     made = daemon.create()
     daemon.exec(made, "X=5")
+    started = daemon.exec(made, "while [ ! -e /srv/go ]; do sleep 0.1; done; echo gone on", 202, background=True)
+    commands_written_down(daemon, 1)
     assert daemon.stop() == 0
     assert not daemon.socket.exists()
     assert list(collect(daemon.home, [backend.driver for backend in backends().values()])) == []  # statefork gc
     daemon.start()
+    daemon.call("PUT", f"/v1/environments/{made}/files/content?path=/srv/go", 204, content=b"")
+    ended = daemon.call("GET", f"/v1/environments/{made}/commands/{started['id']}?wait=30")
+    assert ended["result"]["stdout"] == "gone on\n"
     assert daemon.exec(made, "echo $X")["stdout"] == "5\n"
 
 

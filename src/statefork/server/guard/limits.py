@@ -74,7 +74,7 @@ def check_environments(principal: Principal, count: int, adding: int = 1) -> Non
         )
 
 
-def large_body(connection: HTTPConnection) -> None:
+async def large_body(connection: HTTPConnection) -> None:
     """A FastAPI dependency for routes that stream their body (`request.stream()`) and so may take a large one."""
     connection.scope["statefork.large_body"] = True
 

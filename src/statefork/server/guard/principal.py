@@ -5,7 +5,7 @@ The middleware (middleware.py) finds out who it is, before a byte of the body is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
@@ -59,12 +59,15 @@ def principal_of(connection: HTTPConnection) -> Principal:
     return found
 
 
-def require(scope: str) -> Callable[[HTTPConnection], Principal]:
-    """A FastAPI dependency, for HTTP and WebSocket routes: the caller, or a 401 or 403 problem."""
+def require(scope: str) -> Callable[[HTTPConnection], Awaitable[Principal]]:
+    """A FastAPI dependency, for HTTP and WebSocket routes: the caller, or a 401 or 403 problem.
+
+    A coroutine, though it waits for nothing: FastAPI would run a plain function on another thread.
+    """
     if scope not in SCOPES:
         raise ValueError(f"no scope {scope!r}; there are: {', '.join(SCOPES)}")
 
-    def required(connection: HTTPConnection) -> Principal:
+    async def required(connection: HTTPConnection) -> Principal:
         principal = principal_of(connection)
         if not principal.may(scope):
             held = ", ".join(sorted(principal.scopes)) or "nothing"

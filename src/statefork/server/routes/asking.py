@@ -44,7 +44,8 @@ __all__ = [
 T = TypeVar("T")
 
 
-def service_of(connection: HTTPConnection) -> Service:
+async def service_of(connection: HTTPConnection) -> Service:
+    """A coroutine, though it waits for nothing: FastAPI would run a plain function on another thread."""
     found: Service = connection.app.state.service
     return found
 
