@@ -344,3 +344,16 @@ class TestDaemonOnly:
             Client("ftp://x")
         with pytest.raises(UsageError):
             Client("http://x", socket="/y")
+
+
+EXAMPLES = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs/sdk-python.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_the_examples_of_the_documentation_run(example: str, daemon: Daemon) -> None:
+    before = set(daemon.listed())
+    text = example.replace("/var/lib/statefork/statefork.sock", str(daemon.socket))
+    assert text != example
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(daemon.listed()) == before

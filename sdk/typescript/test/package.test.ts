@@ -1,8 +1,9 @@
-import { execFileSync } from "node:child_process";
-import { readFileSync } from "node:fs";
+import { execFileSync, spawnSync } from "node:child_process";
+import { readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
-import { inject, expect, test } from "vitest";
+import ts from "typescript";
+import { expect, inject, test } from "vitest";
 
 const here = join(import.meta.dirname ?? ".", "..");
 
@@ -26,4 +27,21 @@ test("it can be imported and required, and needs nothing at run time", async () 
   `;
   const said = execFileSync(process.execPath, ["--input-type=module", "--eval", script]);
   expect(said.toString()).toBe("true not_found\n");
+});
+
+const examples = ["README.md", "../../docs/sdk-typescript.md"].flatMap((name) =>
+  [...readFileSync(join(here, name), "utf-8").matchAll(/```ts\n(.*?)```/gs)].map((found) => found[1] ?? ""),
+);
+
+test.each(examples.map((example, number) => ({ number, example })))("example $number of the documentation runs", ({ number, example }) => {
+  const text = example.replaceAll("/var/lib/statefork/statefork.sock", inject("socket"));
+  expect(text).not.toBe(example);
+  const options = { target: ts.ScriptTarget.ES2022, module: ts.ModuleKind.ESNext };
+  // Below the package, so that `import "statefork"` finds what was built.
+  const program = join(here, `dist/example-${number}.mjs`);
+  writeFileSync(program, ts.transpileModule(text, { compilerOptions: options }).outputText);
+  const done = spawnSync(process.execPath, [program], { encoding: "utf-8" });
+  expect(done.stderr).toBe("");
+  expect(done.status).toBe(0);
+  expect(done.stdout).not.toBe("");
 });
