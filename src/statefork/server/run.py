@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import resource
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import uvicorn
 
-from statefork.errors import Busy, HostUnsupported, UsageError
+from statefork.errors import Busy, HostUnsupported, StoreError, UsageError
 from statefork.server.app import create_app
 from statefork.server.guard.limits import Limits
 from statefork.server.guard.listening import TlsFiles, uvicorn_config
@@ -104,19 +103,22 @@ def serve(
 ) -> None:
     """Until SIGTERM or SIGINT. `ready` is told the address when /readyz will say 200."""
     settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _alone(settings.directory / "lock"):
-        _need_a_token(settings, place)
-        _raise_limits()
-        sys.setswitchinterval(_SWITCH_SECONDS)
-        configure_logs(log, log_level)
-        listening = _listen(place)
-        config = uvicorn_config(create_app(settings), settings.limits, place.tls)
-        try:
-            _Server(config, lambda: ready(_address(place, listening))).run(sockets=[listening])
-        finally:
-            listening.close()
-            if place.path is not None:
-                place.path.unlink(missing_ok=True)
+    _need_a_token(settings, place)
+    _raise_limits()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    configure_logs(log, log_level)
+    app = create_app(settings)  # refuses a second daemon over one state directory
+    listening = _listen(place)
+    config = uvicorn_config(app, settings.limits, place.tls)
+    server = _Server(config, lambda: ready(_address(place, listening)))
+    try:
+        server.run(sockets=[listening])
+    finally:
+        listening.close()
+        if place.path is not None:
+            place.path.unlink(missing_ok=True)
+    if not server.started:
+        raise StoreError("the daemon could not start; its log, above, tells why")
     _leave_threads_behind(log)
 
 
@@ -142,21 +144,6 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if not self.should_exit:
             self._ready()
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Two daemons over one state directory would each believe that it owns the environments."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(fd)
-        raise Busy(f"another daemon serves {path.parent.parent} already; stop it, or set STATEFORK_HOME") from error
-    try:
-        yield
-    finally:
-        os.close(fd)
 
 
 def _need_a_token(settings: Settings, place: Place) -> None:
