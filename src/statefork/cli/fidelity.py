@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,6 +71,7 @@ def _backend(name: str, options: tuple[str, ...], home: Path) -> Backend:
     from statefork.factory import create_env_manager
     from statefork.registry import backends
     from statefork.testing.fidelity import Backend, environment_backend
+    from statefork.testing.fidelity.known import NOT_CLAIMED
     from statefork.testing.fidelity.waypoint import CAPABILITIES, opener
 
     if name == "waypoint" and not options:
@@ -82,7 +84,15 @@ def _backend(name: str, options: tuple[str, ...], home: Path) -> Backend:
         given[key] = value
     found = backends().get(name)
     method = found.methods[0].name if found else name
-    return environment_backend(name, lambda: create_env_manager(method, home=home, **given))
+    known = NOT_CLAIMED.get(name, {})
+    return environment_backend(name, lambda: create_env_manager(method, home=home, **_named(method, given)), known)
+
+
+def _named(method: str, given: dict[str, str]) -> dict[str, str]:
+    """A container name that is asked for must be another one for each environment."""
+    if method.startswith("hybrid_build"):
+        return {**given, "container_name": f"{given.get('container_name', 'fidelity')}-{secrets.token_hex(4)}"}
+    return given
 
 
 def _write_table(page: Path, table: str) -> None:

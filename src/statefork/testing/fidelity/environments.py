@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from statefork.environment import Environment
 from statefork.errors import Unsupported
@@ -56,8 +56,10 @@ class EnvironmentSubject:
         self.environment.destroy()
 
 
-def environment_backend(name: str, make: Callable[[], Environment]) -> Backend:
-    """The backend claims what its probe found; it is probed by making one environment."""
+def environment_backend(
+    name: str, make: Callable[[], Environment], unclaimed: Mapping[str, str] | None = None
+) -> Backend:
+    """The backend claims what its probe found; it is probed by making one environment. `unclaimed`: see Backend."""
     with make() as environment:
         restores = environment.capabilities.restores
     claims = frozenset(str(one) for one in restores if one != Capability.TERMINAL)
@@ -69,4 +71,4 @@ def environment_backend(name: str, make: Callable[[], Environment]) -> Backend:
             raise Unsupported(f"{name} environments are made without such options")
         return EnvironmentSubject(make())
 
-    return Backend(name, open_environment, claims)
+    return Backend(name, open_environment, claims, unclaimed or {})

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from statefork.errors import WaypointError
@@ -43,6 +43,8 @@ class Backend:
     name: str
     open: Callable[[Options], Subject]
     claims: frozenset[str]
+    unclaimed: Mapping[str, str] = field(default_factory=dict)
+    """Single cases (`files/times`) that it does not claim although it claims what they need: why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,9 @@ def _judge(backend: Backend, case: Case) -> dict[str, Outcome]:
     missing = sorted(case.needs - backend.claims)
     if missing:
         return _all_ways(Verdict.NOT_CLAIMED, f"{backend.name} does not claim {', '.join(missing)}")
+    why = backend.unclaimed.get(f"{case.kind}/{case.name}")
+    if why is not None:
+        return _all_ways(Verdict.NOT_CLAIMED, why)
     try:
         subject = backend.open(case.options)
     except WaypointError as error:
