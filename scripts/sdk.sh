@@ -18,7 +18,7 @@ retried() {
 }
 
 fits() {
-    command -v "$1/npm" >/dev/null && "$1/node" -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 20 || (a === 20 && b >= 4) ? 0 : 1)' 2>/dev/null
+    command -v "$1/npm" >/dev/null && "$1/node" -e 'const [a, b] = process.versions.node.split(".").map(Number); process.exit(a > 21 || (a === 20 && b >= 19) ? 0 : 1)' 2>/dev/null
 }
 
 find_node() {

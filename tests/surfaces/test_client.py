@@ -203,6 +203,24 @@ class TestBrokenConnections:
             assert seen.decode().splitlines() == [f"line {n}" for n in range(1, 201)]
             assert (stream.result.stdout_bytes, stream.result.stderr, stream.result.truncated) == (seen, "end\n", False)
 
+    def test_too_much_at_once_is_waited_for(self, tmp_path: Path) -> None:
+        with running(tmp_path / "d", "--set", "commands_per_environment=1") as daemon:
+            with Client(socket=daemon.socket) as client, Client(socket=daemon.socket, retry_seconds=0) as hasty:
+                environment = client.create_env_manager("waypoint_build")
+                stream = environment.stream_command("echo begun; while ! [ -e /tmp/go ]; do sleep 0.05; done")
+                assert next(iter(stream)) == ("stdout", b"begun\n")
+                with pytest.raises(Overloaded):
+                    hasty.environment(environment.id).exec_command("true")
+                refused = daemon.log.read_text().count("429")
+                results: list[str] = []
+                waiter = threading.Thread(target=lambda: results.append(environment.run(["echo", "patient"]).stdout))
+                waiter.start()
+                until(lambda: daemon.log.read_text().count("429") > refused, what="the other one is refused, too")
+                environment.write_file("/tmp/go", "")
+                waiter.join(60)
+                assert results == ["patient\n"]
+                assert stream.result.ok
+
     def test_no_daemon_is_said_at_once(self, tmp_path: Path) -> None:
         with Client(socket=tmp_path / "none.sock") as client, pytest.raises(Unreachable, match="statefork serve"):
             client.environments()

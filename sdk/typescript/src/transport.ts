@@ -55,7 +55,8 @@ export class Transport {
     this.#base = new URL(options.url ?? "http://statefork");
     this.where = options.url ?? socket ?? "";
     const kind = this.#base.protocol === "https:" ? https.Agent : http.Agent;
-    this.#agent = new kind({ keepAlive: true, keepAliveMsecs: 30_000, ...(options.ca ? { ca: options.ca } : {}) });
+    // `timeout` closes connections that nobody uses, before the daemon does (65 s); one that waits for an answer may wait.
+    this.#agent = new kind({ keepAlive: true, keepAliveMsecs: 30_000, timeout: 30_000, ...(options.ca ? { ca: options.ca } : {}) });
   }
 
   close(): void {

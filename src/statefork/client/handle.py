@@ -22,21 +22,14 @@ class Handle:
         self.method = info.method
         self.capabilities: Capabilities = info.capabilities
         """What `restore` brings back on the daemon's host."""
-        self._destroyed = False
+        self.destroyed = False
+        """Here; another client may have done it unseen."""
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} {self.backend}{' destroyed' if self._destroyed else ''}>"
-
-    @property
-    def destroyed(self) -> bool:
-        return self._destroyed
-
-    @destroyed.setter
-    def destroyed(self, gone: bool) -> None:
-        self._destroyed = gone
+        return f"<{type(self).__name__} {self.id} {self.backend}{' destroyed' if self.destroyed else ''}>"
 
     def path(self, *parts: str) -> str:
         """Below it in the API. Raises WrongState if it was destroyed here, as the library does."""
-        if self._destroyed:
+        if self.destroyed:
             raise WrongState(f"environment {self.id} is destroyed")
         return path_of("environments", self.id, *parts)
