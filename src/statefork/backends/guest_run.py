@@ -19,6 +19,8 @@ from statefork.model import ExecResult, RunRequest, Stream
 
 __all__ = ["run_in_guest"]
 
+START_SECONDS = 30.0
+
 # `exec` in a subshell runs programs only, never a builtin of this shell, and gives 127 for one that does not exist.
 # `head` hands on as much as there is and then ends, so that the pipe stays open for the last line: podman drops
 # what it has not yet read when the process that it started ends, so this one waits until we have said that we have all.
@@ -118,7 +120,14 @@ class _Attempt:
         return all(count >= 2 for count in self._marks.values())
 
     def end(self, wrap: Callable[[RunRequest, Sequence[str]], list[str]], child: Child) -> None:
-        """Kill the process group inside (the tool made it a session of its own), and take what was under way."""
+        """Kill the process group inside (the tool made it a session of its own), and take what was under way.
+
+        If the tool has not even started the program yet, it would do so now, and nobody would ever end it.
+        """
+        if self.pid is None:
+            child.pump(
+                lambda stream, data: self.take(stream, data) or self.pid is not None, time.monotonic() + START_SECONDS
+            )
         if self.pid is not None:
             killer = Child(
                 wrap(RunRequest(()), ["sh", "-c", 'kill -KILL "-$1" || kill -KILL "$1"', "sh", str(self.pid)])

@@ -37,6 +37,8 @@ GRACE_SECONDS = (0.5, 0.5, 1.0, 2.0, 5.0, 10.0)
 """After SIGINT, then after each round of SIGKILL to what the command started; then the shell itself is given up. Only a
 shell that is stuck costs all of it; one on a busy machine must not be taken for one."""
 
+BEGIN_SECONDS = 10.0
+
 INLINE_BYTES = 1 << 15
 """bash reads a pipe byte by byte: longer commands go through a file."""
 
@@ -123,6 +125,8 @@ class _Command:
     end: str = field(default_factory=new_token)
     begun: set[Stream] = field(default_factory=set)
     ended: set[Stream] = field(default_factory=set)
+    started: threading.Event = field(default_factory=threading.Event)
+    """Set when the shell has begun with it, so that `since` and `jobs` are known; or when that will never be."""
     done: threading.Event = field(default_factory=threading.Event)
     since: str = "0"
     jobs: str = ""
@@ -217,7 +221,12 @@ class PersistentShell:
             log.warning("staged files %s could not be removed: %s", files, error)
 
     def _interrupt(self, shell: _Shell, command: _Command) -> None:
-        """End the command: as Ctrl-C would, then by force, and at last with the shell that runs it."""
+        """End the command: as Ctrl-C would, then by force, and at last with the shell that runs it.
+
+        On a busy machine the shell may not have come to it yet. Then nobody can tell what it has started from what was
+        there before, which must be spared: so it is let begin first.
+        """
+        command.started.wait(BEGIN_SECONDS)
         for number, grace in enumerate(GRACE_SECONDS):
             if self._closed:
                 return
@@ -377,6 +386,7 @@ class _Shell:
         if command is not None:
             if command.exit_code is None:
                 command.exit_code = self._exit_code
+            command.started.set()
             command.done.set()
 
     def _take(self, stream: Stream, data: bytes) -> bool:
@@ -411,6 +421,7 @@ class _Shell:
                     word for word in mark.payload.decode(errors="replace").split() if word.isdigit()
                 )
             if len(command.begun) == 2:
+                command.started.set()
                 self._send_report(command)
         elif command is not None and mark.token == command.end:
             command.ended.add(stream)
