@@ -24,7 +24,7 @@ __all__ = ["Program", "Running"]
 
 log = logging.getLogger(__name__)
 
-WRITTEN_DOWN_SECONDS = 0.05
+WRITTEN_DOWN_SECONDS = 0.25
 """A command that runs for longer is written down, so that the daemon's next process finds it. One for the shell is found
 without that too."""
 
@@ -163,7 +163,7 @@ class Running:
             held.row.used = time.time()
             service.notice(held, error)
             if command.on_number is not None and not service.ending:
-                service.commands.start(lambda: service.records.remove_command(command.id))
+                service.books.start(lambda: service.records.remove_command(command.id))
             if not command.detached:
                 held.drop(command)
 
@@ -178,7 +178,7 @@ class Running:
                 self._write_down_later(held, command, timeout, min(delay * 2, 5.0))
                 return
             command.on_number = lambda: self._write_down(held, command, timeout)  # says that there is a row
-            asyncio.get_running_loop().run_in_executor(None, command.on_number)
+            self._service.books.start(command.on_number)
 
         asyncio.get_running_loop().call_later(delay, write)
 

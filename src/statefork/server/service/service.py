@@ -52,6 +52,7 @@ class Service:
         self.work = Gate("work", settings.work_slots, settings.work_queue)
         self.commands = Gate("command", settings.command_slots, settings.command_queue)
         self.terminals = Gate("terminal", settings.terminal_slots, 0)
+        self.books = Gate("books", 1, 1 << 30)  # one thread: what is written later is read later
         self.answers = Answers(self)
         self.making = Making(self)
         self.running = Running(self)
@@ -83,7 +84,7 @@ class Service:
                 with contextlib.suppress(WaypointError):
                     await self.work.run(lambda environment=environment, why=why: environment.abandon(why))  # type: ignore[misc]
         self.records.put_environments(*(held.row for held in self.held.values()))
-        for gate in (self.work, self.commands, self.terminals):
+        for gate in (self.work, self.commands, self.terminals, self.books):
             gate.close()
         for tree in self.trees.values():
             tree.family.leave()
