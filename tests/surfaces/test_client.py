@@ -179,6 +179,11 @@ class TestBrokenConnections:
                 cutter.cut = 1
                 environment.snapshot("once")
                 assert [one.name for one in environment.snapshots()] == ["once"]
+                environment.write_file("/tmp/file", "x")
+                cutter.cut = 1
+                environment.remove_file("/tmp/file")
+                with pytest.raises(NotFound):
+                    environment.remove_file("/tmp/file")
 
     def test_what_may_have_been_done_is_not_done_again(self, environment: RemoteEnvironment, cutter: Cutter, tmp_path: Path) -> None:
         with Client(socket=tmp_path / "cut.sock") as client:

@@ -94,13 +94,15 @@ export class Transport {
   async #patiently<T>(request: Request, read: (response: http.IncomingMessage) => Promise<T>): Promise<T> {
     const deadline = Date.now() + (this.#options.retrySeconds ?? 30) * 1000;
     const key = randomUUID();
+    let maybeDone = false;
     for (let wait = 50; ; wait = Math.min(wait * 2, MOST_WAIT)) {
       let pause = wait * (0.5 + Math.random() / 2);
       try {
         const response = await this.#send(request, key);
         this.#met = true;
         const status = response.statusCode ?? 0;
-        if (status < 400) return await read(response);
+        // What is not there any more was removed by the attempt whose answer was lost.
+        if (status < 400 || (status === 404 && maybeDone && request.method === "DELETE")) return await read(response);
         const problem = problemOf(status, await collect(response));
         const again = (status === 429 && problem.code !== "too_many_environments") || (status >= 502 && repeatable(request));
         if (!again || Date.now() > deadline) throw errorOf(problem);
@@ -108,6 +110,7 @@ export class Transport {
       } catch (error) {
         if (!isBreak(error)) throw error;
         this.#judge(request, error, Date.now() > deadline);
+        maybeDone ||= !NEVER_SENT.test(error.code ?? "");
       }
       await sleep(pause, undefined, request.signal ? { signal: request.signal } : {});
     }

@@ -3,7 +3,7 @@ import { createServer, connect, type Server } from "node:net";
 import { existsSync, rmSync } from "node:fs";
 import { join } from "node:path";
 import { expect, inject, test } from "vitest";
-import { Client, ForbiddenError, OverloadedError, UnauthenticatedError, UnreachableError } from "../src/index.js";
+import { Client, ForbiddenError, NotFoundError, OverloadedError, UnauthenticatedError, UnreachableError } from "../src/index.js";
 import { Daemon, until } from "./daemon.js";
 
 const socket = inject("socket");
@@ -49,6 +49,9 @@ test("what makes something is made once, however often the connection breaks", a
     between.cut = 1;
     await expect(env.files.move("/tmp/a", "/tmp/b")).rejects.toThrow(/not known/);
     expect(await env.files.readText("/tmp/b")).toBe("x");
+    between.cut = 1;
+    await env.files.remove("/tmp/b");
+    await expect(env.files.remove("/tmp/b")).rejects.toBeInstanceOf(NotFoundError);
     const stream = env.stream("for n in $(seq 100); do echo line $n; [ $((n % 25)) = 0 ] && sleep 0.1; done");
     let seen = "";
     for await (const { data } of stream) {

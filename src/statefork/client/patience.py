@@ -30,6 +30,7 @@ class Patience:
         self._request, self._where = request, where
         self._deadline = time.monotonic() + seconds
         self._next = _FIRST_SECONDS
+        self._maybe_done = False
 
     def after_failure(self, error: httpx.TransportError, *, met: bool) -> float:
         """Seconds to wait; raises Unreachable if there is no use. `met`: this daemon has answered before."""
@@ -46,12 +47,13 @@ class Patience:
             ) from error
         elif not self._time_left():
             raise Unreachable(f"{what}: the connection to {self._where} breaks again and again: {error}") from error
+        self._maybe_done = self._maybe_done or not isinstance(error, _NEVER_SENT)
         return self._pause()
 
     def after_answer(self, status: int, headers: Mapping[str, str], body: bytes) -> float | None:
         """None: it went well. Seconds to wait, if it is worth trying again; else raises what the answer says."""
-        if status < 400:
-            return None
+        if status < 400 or (status == 404 and self._maybe_done and self._request.method == "DELETE"):
+            return None  # what is not there any more was removed by the attempt whose answer was lost
         problem = problem_of(status, body)
         again = status == 429 or (status in (502, 503, 504) and self._request.repeatable)
         if again and problem["code"] not in _HOPELESS and self._time_left():
