@@ -84,7 +84,7 @@ RUNNING: tuple[Case, ...] = (
         "job-to-foreground",
         "fg of a background job",
         kind="shell",
-        needs=_NEEDS,
+        needs=_NEEDS | {"terminal"},  # without one a shell has no job control
         make=("mkfifo /tmp/one", "(read -r _ </tmp/one; exit 7) & :"),
         same="jobs",
         spoil="kill %1; wait %1 || :",
@@ -94,7 +94,7 @@ RUNNING: tuple[Case, ...] = (
         "stopped-jobs",
         "stopped jobs stay stopped, and go on when told",
         kind="shell",
-        needs=_NEEDS,
+        needs=_NEEDS | {"terminal"},  # without one a shell has no job control
         programs=("ps",),
         packages=("procps",),
         make="sleep 1000 & sleep 1001 & kill -STOP %1; while [[ $(ps -o stat= -p $(jobs -p %1)) != T* ]]; do sleep 0.01; done; jobs",
