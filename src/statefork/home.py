@@ -21,7 +21,7 @@ from pathlib import Path
 from statefork.driver import Driver, Place
 from statefork.errors import Busy, StoreError
 
-__all__ = ["Grounds", "collect", "default_home", "new_tree"]
+__all__ = ["Grounds", "collect", "default_home", "give_up", "new_tree"]
 
 _KEPT = "kept"
 
@@ -83,6 +83,11 @@ class Grounds:
 
 def new_tree() -> str:
     return secrets.token_hex(6)
+
+
+def give_up(home: Path, tree: str) -> None:
+    """Nobody will go on with a tree that was kept: `collect` may have it."""
+    (home / "trees" / tree / _KEPT).unlink(missing_ok=True)
 
 
 def in_use(home: Path, tree: str) -> bool:

@@ -86,7 +86,7 @@ async def _take_in(
             continue
         held = Held(row, found[key], tree.backend)
         held.sampled = (found[key].place, 0.0, time.time())
-        row.used = time.time()
+        row.used, row.lost = time.time(), None
         if row.paused_by and held.state != "paused":
             row.paused_by = None
         elif held.state == "paused" and not row.paused_by:

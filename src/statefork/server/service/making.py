@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from statefork.environment import Environment
 from statefork.errors import UsageError, WaypointError
 from statefork.family import Family
-from statefork.home import new_tree
+from statefork.home import give_up, new_tree
 from statefork.model import ForkFailure
 from statefork.registry import find_method
 from statefork.server.guard.limits import check_environments
@@ -193,6 +193,7 @@ class Making:
         finally:
             await service.work.run(lambda: service.records.remove_environment(held.row))
             service.held.pop(held.id, None)
+            service.usage.stopped(held)
             await self.close_tree(held.row.tree)
 
     async def close_tree(self, key: str) -> None:
@@ -205,7 +206,9 @@ class Making:
         service.trees.pop(key, None)
 
         def close() -> None:
-            if tree is not None and not tree.family.closed:
+            if tree is None:  # it could not be taken over: from now on it is for `statefork gc`
+                give_up(service.settings.home, key)
+            elif not tree.family.closed:
                 for problem in tree.family.close():
                     log.warning("tree %s: %s", key, problem)
             service.records.remove_tree(key)

@@ -86,9 +86,6 @@ class Usage:
     def stopped(self, held: Held) -> None:
         self._memory.pop(held.id, None)
 
-    def forget(self, held: Held) -> None:
-        self._memory.pop(held.id, None)
-
     def of(self, held: Held) -> Total:
         mine = [s for s in self._snapshots(held) if s.environment == held.id]
         stored = sum(s.files_bytes + s.memory_bytes for s in mine)
