@@ -274,7 +274,9 @@ class ContainerDriver(Driver):
         if found.text != "true":
             raise NotFound(f"container {name!r} is not running; start it first: {self.name} start {name}")
         if self.source.base_image is not None:
-            self._known_image(self.source.base_image)
+            found = self._tool.call("image", "inspect", "-f", "{{.Id}}", self.source.base_image)
+            if found.exit_code != 0:
+                raise self._no_image(self.source.base_image)
         return self._live(name, owned=False)
 
     def revive(self, captured: Captured, place: Place) -> Live:
@@ -351,18 +353,22 @@ class ContainerDriver(Driver):
     def _run(self, image: str, place: Place) -> Live:
         container = f"statefork-{place.name}"
         what = f"starting a container of {image}"
-        options = [*self.run_options(), *label_options(place), *self.source.extra_args]
+        options = ["--pull=never", *self.run_options(), *label_options(place), *self.source.extra_args]
         done = self._tool.call(
             "run", "-d", "--name", container, *options, "--entrypoint", "/bin/sh", image, "-c", KEEP_ALIVE
         )
         if done.exit_code != 0:
             remove_container(self._tool, container)
-            raise self._tool.failure(what, done.stderr.decode(errors="replace"))
+            raise self._not_started(what, image, done.stderr.decode(errors="replace"))
         return self._live(container, owned=True)
+
+    def _not_started(self, what: str, image: str, said: str) -> WaypointError:
+        error = self._tool.failure(what, said)
+        return self._no_image(image) if isinstance(error, NotFound) and image == self.source.base_image else error
 
     def _base(self, place: Place) -> str:
         if self.source.base_image is not None:
-            return self._known_image(self.source.base_image)
+            return self.source.base_image
         directory = self.source.dockerfile_dir
         assert directory is not None
         with self._build_lock:
@@ -383,14 +389,11 @@ class ContainerDriver(Driver):
             raise BuildError(f"building {directory} with {self.name} failed:\n{done.tail()}", output=done.text)
         return image
 
-    def _known_image(self, image: str) -> str:
-        found = self._tool.call("image", "inspect", "-f", "{{.Id}}", image)
-        if found.exit_code != 0:
-            raise NotFound(
-                f"{self._tool.program} has no image {image!r} on this host; pull, build or import it first "
-                f"(`{self._tool.program} images` lists what is there)"
-            )
-        return image
+    def _no_image(self, image: str) -> NotFound:
+        return NotFound(
+            f"{self._tool.program} has no image {image!r} on this host; pull, build or import it first "
+            f"(`{self._tool.program} images` lists what is there)"
+        )
 
 
 def remove_container(tool: ContainerTool, container: str) -> None:

@@ -182,7 +182,8 @@ class HybridDriver(ContainerDriver):
         container = self._first_name or f"statefork-{place.name}"
         image = self._base(place)
         setting = Setting(place.home / "podman-criu")
-        options = [*self.run_options(), *setting.run_options, *label_options(place), *self.source.extra_args]
+        options = ["--pull=never", *self.run_options(), *setting.run_options, *label_options(place)]
+        options += self.source.extra_args
         what = f"starting a container of {image}"
         arguments = ["--name", container, *options, "--entrypoint", "/bin/sh", image, *loop_argv()[1:]]
         created = tool.call("create", *arguments)
@@ -192,7 +193,7 @@ class HybridDriver(ContainerDriver):
                 raise Exists(
                     f"podman has a container {container!r} already; choose another container_name, or attach to it"
                 )
-            raise tool.failure(what, said)
+            raise self._not_started(what, image, said)
         _note(place, container)
         try:
             mounted = Path(tool.ask(what, "mount", container))
