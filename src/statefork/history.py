@@ -45,6 +45,9 @@ class OperationStats:
     min_ms: float
     mean_ms: float
     max_ms: float
+    files_bytes: int = 0
+    memory_bytes: int = 0
+    """What they stored, all together; some of it may have been removed since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,4 +154,6 @@ def _summarise(records: Sequence[Operation]) -> OperationStats:
         min_ms=min(times),
         mean_ms=sum(times) / len(times),
         max_ms=max(times),
+        files_bytes=sum(record.files_bytes for record in records),
+        memory_bytes=sum(record.memory_bytes for record in records),
     )

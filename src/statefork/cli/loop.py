@@ -27,7 +27,7 @@ HELP = {
     "destroy": ("ENVIRONMENT", "end one of the forks"),
     "tree": ("", "draw the snapshots and who stands where"),
     "diff": ("A [B]", "files that differ between two snapshots, or between one and now"),
-    "stats": ("", "time by operation"),
+    "stats": ("", "time by operation, and what snapshots stored"),
     "history": ("[FILE]", "what was done; with FILE, as JSON lines into it"),
     "storage": ("", "what the snapshots hold on to"),
     "help": ("", "this list"),
@@ -165,7 +165,8 @@ class Loop:
         for name, entry in self.current.stats.operations.items():
             spread = f"{entry.min_ms:.1f} / {entry.mean_ms:.1f} / {entry.max_ms:.1f} ms"
             errors = f"  {entry.errors} failed" if entry.errors else ""
-            click.echo(f"{name:<16} {entry.count:>5} x  {spread}{errors}")
+            stored = f"  files {entry.files_bytes} B  memory {entry.memory_bytes} B" if name == "snapshot" else ""
+            click.echo(f"{name:<16} {entry.count:>5} x  {spread}{stored}{errors}")
 
     def history(self, rest: str) -> None:
         if rest:

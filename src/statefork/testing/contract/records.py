@@ -105,3 +105,5 @@ class RecordContract(Contract):
         if brings_back(fresh, Capability.MEMORY):
             assert stats.memory_bytes > 0
         assert stats.storage_bytes == stats.files_bytes + stats.memory_bytes
+        assert stats.operations["snapshot"].files_bytes == stats.files_bytes
+        assert stats.operations["snapshot"].memory_bytes == stats.memory_bytes
