@@ -197,15 +197,17 @@ class TestBrokenConnections:
     def test_a_stream_goes_on_where_it_broke(self, environment: RemoteEnvironment, cutter: Cutter, tmp_path: Path) -> None:
         with Client(socket=tmp_path / "cut.sock") as client:
             stream = client.environment(environment.id).stream_command(
-                "for n in $(seq 200); do echo line $n; [ $((n % 50)) = 0 ] && sleep 0.1; done; echo end >&2"
+                "seq 100; while ! [ -e /tmp/cut ]; do sleep 0.05; done; seq 101 200; echo end >&2"
             )
             seen = b""
             for name, data in stream:
                 if name == "stdout":
-                    if not seen:
-                        cutter.cut = 1
                     seen += data
-            assert seen.decode().splitlines() == [f"line {n}" for n in range(1, 201)]
+                if seen.endswith(b"\n100\n"):
+                    cutter.cut = 1
+                    environment.write_file("/tmp/cut", "")
+            assert cutter.cut == 0
+            assert seen.decode().split() == [str(n) for n in range(1, 201)]
             assert (stream.result.stdout_bytes, stream.result.stderr, stream.result.truncated) == (seen, "end\n", False)
 
     def test_too_much_at_once_is_waited_for(self, tmp_path: Path) -> None:
