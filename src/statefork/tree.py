@@ -228,6 +228,11 @@ class SnapshotTree:
         with self._lock:
             return self._stands[environment]
 
+    def latest(self, environment: str) -> str | None:
+        """The parent of its next snapshot; None if it has none, or is gone."""
+        with self._lock:
+            return self._stands.get(environment, (None, None))[1]
+
     def stood(self, environment: str, origin: str | None, latest: str | None) -> None:
         """It was there already, when another process looked after the tree."""
         with self._lock:

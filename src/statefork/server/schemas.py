@@ -94,7 +94,9 @@ class EnvironmentPage(BaseModel):
 
 
 class Program(Request):
-    timeout: Seconds | None = Field(None, description="Seconds; then it is ended, and the answer is a problem `timeout`.")
+    timeout: Seconds | None = Field(
+        None, description="Seconds; then it is ended, and the answer is a problem `timeout`."
+    )
     stdin: str | None = Field(None, description="Text; without it the command reads from /dev/null.")
     stdin_base64: str | None = Field(None, description="The same as bytes.")
     encoding: Encoding = Field("utf-8", description="Of the output in the answer; `base64` keeps every byte.")
@@ -151,7 +153,9 @@ class CommandPage(BaseModel):
 
 
 class Signal(Request):
-    signal: Annotated[str, StringConstraints(pattern=r"^(SIG)?[A-Z0-9+]{2,10}$")] = Field("INT", examples=["INT", "SIGTERM"])
+    signal: Annotated[str, StringConstraints(pattern=r"^(SIG)?[A-Z0-9+]{2,10}$")] = Field(
+        "INT", examples=["INT", "SIGTERM"]
+    )
 
 
 class Stdin(Request):
@@ -207,7 +211,9 @@ class Snapshot(BaseModel):
 
 
 class SnapshotDetail(Snapshot):
-    manifest: dict[str, Any] = Field(description="What the backend wrote down about it: processes, open files, versions.")
+    manifest: dict[str, Any] = Field(
+        description="What the backend wrote down about it: processes, open files, versions."
+    )
 
 
 class SnapshotPage(BaseModel):
@@ -217,7 +223,9 @@ class SnapshotPage(BaseModel):
 
 class PatchSnapshot(Request):
     name: Word | None = Field(None, description="null takes the name away.")
-    pinned: bool | None = Field(None, description="A pinned snapshot cannot be deleted, and its tree outlives its environments.")
+    pinned: bool | None = Field(
+        None, description="A pinned snapshot cannot be deleted, and its tree outlives its environments."
+    )
 
 
 class TreeNode(BaseModel):
@@ -250,7 +258,9 @@ class Restored(BaseModel):
 
 class Fork(Terms):
     n: Annotated[int, Field(ge=1, le=256)] = 1
-    snapshot: Word | None = Field(None, description="By id, name or unique prefix; without it a new one is taken first.")
+    snapshot: Word | None = Field(
+        None, description="By id, name or unique prefix; without it a new one is taken first."
+    )
     return_errors: bool = Field(False, description="Keep those that came up, and say of the others why they did not.")
 
 

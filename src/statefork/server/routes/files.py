@@ -35,7 +35,9 @@ _BYTES: dict[int | str, dict[str, Any]] = {
 _TAR: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-tar": {}}, "description": "A tar stream."}}
 
 
-async def plain_path(path: Annotated[str, Query(description="Absolute, inside the environment.", max_length=4096)]) -> str:
+async def plain_path(
+    path: Annotated[str, Query(description="Absolute, inside the environment.", max_length=4096)],
+) -> str:
     return absolute(path)
 
 

@@ -54,7 +54,7 @@ def environment_document(held: Held) -> dict[str, Any]:
     }
     if environment is not None and state != "destroyed":
         able = environment.capabilities
-        found["snapshot"] = environment.family.tree.stands(environment.id)[1]
+        found["snapshot"] = environment.family.tree.latest(environment.id)
         found["description"] = environment.description
         found["capabilities"] = {
             "restores": sorted(able.restores),

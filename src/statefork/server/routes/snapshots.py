@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from statefork.errors import UsageError, WaypointError
+from statefork.errors import NotFound, UsageError, WaypointError
 from statefork.server import schemas
 from statefork.server.guard.principal import Principal
 from statefork.server.routes.asking import (
@@ -41,7 +41,10 @@ References = Annotated[
 
 def _tree(service: Service, held: Held) -> Tree:
     held.live  # noqa: B018  says that it is lost, and why
-    return service.trees[held.row.tree]
+    tree = service.trees.get(held.row.tree)
+    if tree is None:
+        raise NotFound(f"environment {held.id} has just been deleted")
+    return tree
 
 
 def _document(key: str, tree: Tree, node: Node) -> dict[str, object]:
@@ -248,7 +251,7 @@ async def delete_any_snapshot(
 
 def _found(service: Service, reference: str, principal: Principal) -> tuple[str, Tree, Node]:
     tree, node = service.find_snapshot(reference, principal)
-    return next(key for key, one in service.trees.items() if one is tree), tree, node
+    return tree.key, tree, node
 
 
 def _listed(trees: dict[str, Tree], limit: int, cursor: str | None) -> Response:

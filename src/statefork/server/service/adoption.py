@@ -79,7 +79,7 @@ async def _take_in(
     from statefork.server.service.service import Tree
 
     if not family.closed:
-        service.trees[tree.id] = Tree(family, tree.owner, tree.method)
+        service.trees[tree.id] = Tree(tree.id, family, tree.owner, tree.method)
     for key, row in rows.items():
         if key not in found:  # deleted, but for the last line of it
             await service.work.run(lambda row=row: service.records.remove_environment(row))  # type: ignore[misc]

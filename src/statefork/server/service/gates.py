@@ -53,14 +53,16 @@ class Gate:
         began = time.monotonic()
         context = contextvars.copy_context()
         future = asyncio.get_running_loop().run_in_executor(self._pool, lambda: context.run(call))
-        future.add_done_callback(lambda _: self._ended(began))
+        future.add_done_callback(lambda done: self._ended(began, done))
         return future
 
     async def run(self, call: Callable[[], T]) -> T:
         return await asyncio.shield(self.start(call))
 
-    def _ended(self, began: float) -> None:
+    def _ended(self, began: float, done: asyncio.Future[T]) -> None:
         self._under_way -= 1
+        if not done.cancelled():
+            done.exception()  # whoever waited may have left: then nobody is to complain about it
         self._seconds += (time.monotonic() - began - self._seconds) / 16
 
     def close(self) -> None:

@@ -167,8 +167,8 @@ class Making:
         check_environments(principal, service.owned(principal))
         node = tree.family.tree.find(snapshot)
         environment = await service.work.run(lambda: Environment.from_node(tree.family, node, identifier))
-        key = next(key for key, one in service.trees.items() if one is tree)
-        (held,) = await self._adopted_forks([environment], key, principal, tree.method, terms)
+        service.trees.setdefault(tree.key, tree)  # its last environment may have left meanwhile
+        (held,) = await self._adopted_forks([environment], tree.key, principal, tree.method, terms)
         return held
 
     async def _adopted_forks(
@@ -250,7 +250,7 @@ class Making:
         held.sampled = (environment.place, 0.0, time.time())
         service.held[row.id] = held
         if row.tree not in service.trees:
-            service.trees[row.tree] = Tree(environment.family, row.owner, row.method)
+            service.trees[row.tree] = Tree(row.tree, environment.family, row.owner, row.method)
         return held
 
 

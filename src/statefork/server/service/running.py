@@ -75,9 +75,8 @@ class Running:
     async def launch(self, held: Held, program: Program, *, detached: bool, identifier: str | None = None) -> Command:
         """Started, and left to itself; follow it with `command.follow`."""
         async with self._service.use(held) as environment:
-            command, future = self._start(held, environment, program, identifier)
+            command, _ = self._start(held, environment, program, identifier)
             command.detached = detached
-            future.add_done_callback(_seen)
         return command
 
     def find(self, held: Held, reference: str) -> Command:
@@ -148,7 +147,7 @@ class Running:
         def call(one: Command) -> ExecResult:
             return environment.follow_command(row.number, on_output=one.output, timeout=left, stdin=feed.reading)
 
-        self._work(held, command, call).add_done_callback(_seen)
+        self._work(held, command, call)
         self._service.records.put_command(row)
 
     def _work(self, held: Held, command: Command, call: Callable[[Command], ExecResult]) -> asyncio.Future[ExecResult]:
@@ -211,9 +210,3 @@ def _call(environment: Environment, program: Program, command: Command) -> ExecR
         on_start=command.numbered,
         output_limit_bytes=program.output_bytes,
     )
-
-
-def _seen(future: asyncio.Future[ExecResult]) -> None:
-    """Nobody waits for it: its error is in the command, and not to be complained about."""
-    if not future.cancelled():
-        future.exception()

@@ -39,8 +39,8 @@ T = TypeVar("T")
 class Tree:
     """A snapshot tree and whose it is."""
 
-    def __init__(self, family: Family, owner: str, method: str) -> None:
-        self.family, self.owner, self.method = family, owner, method
+    def __init__(self, key: str, family: Family, owner: str, method: str) -> None:
+        self.key, self.family, self.owner, self.method = key, family, owner, method
 
 
 class Service:
