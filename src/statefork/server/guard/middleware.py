@@ -146,7 +146,9 @@ class _Exchange:
             headers.setdefault("Cache-Control", "no-store")
             if headers.get("content-type", "").startswith("text/event-stream"):
                 self._record(phase="begin")
-            elif self.status in _BODILESS or headers.get("content-length") == "0" or self._scope.get("method") == "HEAD":
+            elif (
+                self.status in _BODILESS or headers.get("content-length") == "0" or self._scope.get("method") == "HEAD"
+            ):
                 self.finish()  # its head is all of it
         elif kind in ("http.response.body", "websocket.http.response.body") and not message.get("more_body", False):
             self.finish()
