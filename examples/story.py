@@ -141,6 +141,11 @@ def main(description: str | None, tell: Callable[[Environment, Story], None]) ->
     except Wrong:
         print("\nthis backend did not bring back what it had promised", flush=True)
         return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read this has gone; what is still buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
     except WaypointError as error:
         fix = error.details.get("fix")
         print(f"{error.message}" + (f"; fix: {fix}" if fix else ""), file=sys.stderr)
