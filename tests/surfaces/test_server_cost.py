@@ -117,6 +117,11 @@ def test_a_pool(daemon: Daemon) -> None:
     history = daemon.call("GET", f"/v1/environments/{made['id']}/history")["items"]
     assert [one["operation"] for one in history] == ["start", "exec"]
     until(lambda: daemon.call("GET", "/v1/pools/warm")["ready"] == 2)
+    daemon.kill()  # what was given away stays its owner's, what waits goes on waiting
+    daemon.start()
+    until(lambda: daemon.call("GET", "/v1/pools/warm")["ready"] == 2)
+    assert list(daemon.listed()) == [made["id"]] and daemon.listed()[made["id"]]["metadata"] == {"a": "b"}
+    assert daemon.exec(made["id"], "echo $POOLED")["stdout"] == "yes\n"
     other = daemon.create(method="waypoint_build", arguments={"env": {"POOLED": "no"}})
     assert daemon.exec(other, "echo $POOLED")["stdout"] == "no\n"
     assert daemon.call("GET", "/v1/pools/warm")["ready"] == 2

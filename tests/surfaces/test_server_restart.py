@@ -32,6 +32,8 @@ def snapshots(daemon: Daemon) -> dict[str, tuple[str, str, bool]]:
 
 def test_kill_9_in_the_middle_of_it_all(daemon: Daemon) -> None:
     a = daemon.create(metadata={"role": "a"}, idle_pause_seconds=3600)
+    daemon.exec(a, "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done")
+    used = daemon.call("GET", f"/v1/environments/{a}/usage")["cpu_seconds"]
     daemon.exec(a, "cd /srv; X=here; sleep 1000 & echo $! > pid")
     first = daemon.snapshot(a, name="first")
     (b,) = (
@@ -69,6 +71,7 @@ def test_kill_9_in_the_middle_of_it_all(daemon: Daemon) -> None:
         k: {n: v for n, v in e.items() if n not in volatile} for k, e in before.items()
     }
     assert {k: e["state"] for k, e in after.items()} == {a: "live", b: "live", c: "paused"}
+    assert used <= daemon.call("GET", f"/v1/environments/{a}/usage")["cpu_seconds"] < used * 1.6
     assert snapshots(daemon) == taken and taken[first] == ("renamed", None, True) and taken[second][1] == first
     daemon.call("POST", f"{path}/{shell['id']}/stdin", 204, json={"data": "whole\n"})
     ended = daemon.call("GET", f"{path}/{shell['id']}?wait=30")

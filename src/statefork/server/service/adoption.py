@@ -85,7 +85,8 @@ async def _take_in(
             await service.work.run(lambda row=row: service.records.remove_environment(row))  # type: ignore[misc]
             continue
         held = Held(row, found[key], tree.backend)
-        held.sampled = (found[key].place, 0.0, time.time())
+        if row.sampled_place != found[key].place or held.state != "live":
+            service.usage.restarted(held)  # else it was live all the time, and is counted on
         row.used, row.lost = time.time(), None
         if row.paused_by and held.state != "paused":
             row.paused_by = None

@@ -28,8 +28,6 @@ class Held:
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while it is paused for idleness and resumed from it."""
     commands: OrderedDict[str, Command] = field(default_factory=OrderedDict)
-    sampled: tuple[str, float, float] = ("", 0.0, 0.0)
-    """At the last look: the live thing that was looked at, its CPU seconds, and when that was."""
     gone: bool = False
 
     @property

@@ -61,8 +61,9 @@ class Making:
         _permit(principal, wanted, bool(service.settings.open_host_root))
         pooled = service.pools.take(wanted)
         if pooled is not None:
-            row = pooled.row
             self._give(pooled, principal.token_id, terms)
+            service.usage.restarted(pooled)
+            row = pooled.row
             service.trees[row.tree].owner = principal.token_id
             await service.work.run(lambda: self._record_gift(row))
             return pooled
@@ -247,7 +248,7 @@ class Making:
 
         service = self._service
         held = Held(row, environment, environment.backend)
-        held.sampled = (environment.place, 0.0, time.time())
+        service.usage.restarted(held)
         service.held[row.id] = held
         if row.tree not in service.trees:
             service.trees[row.tree] = Tree(row.tree, environment.family, row.owner, row.method)

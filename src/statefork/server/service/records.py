@@ -87,6 +87,10 @@ class EnvironmentRow:
     lost: str | None = None
     """It ended with an earlier process of the daemon, and this is why."""
     usage: UsageRow = field(default_factory=UsageRow)
+    sampled_place: str = ""
+    sampled_cpu_seconds: float = 0.0
+    sampled: float = 0.0
+    """At the last look at what it uses: the live thing that was looked at, its CPU seconds until then, and when."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,23 +65,22 @@ class Usage:
 
     def _count(self, held: Held, place: str, reading: Reading | None) -> None:
         now = time.time()
-        before, cpu, at = held.sampled
-        used = held.row.usage
-        elapsed = max(0.0, now - at) if at else 0.0
+        row, used = held.row, held.row.usage
+        before, cpu = row.sampled_place, row.sampled_cpu_seconds
+        elapsed = max(0.0, now - row.sampled) if row.sampled else 0.0
         used.live_seconds += elapsed
+        row.sampled_place, row.sampled_cpu_seconds, row.sampled = place, reading.cpu_seconds if reading else 0.0, now
         if reading is None:
-            held.sampled = (place, 0.0, now)
             return
         fresh = before != place or reading.cpu_seconds < cpu
         used.cpu_seconds += reading.cpu_seconds - (0.0 if fresh else cpu)
         used.memory_byte_seconds += reading.memory_bytes * elapsed
-        held.sampled = (place, reading.cpu_seconds, now)
         self._memory[held.id] = reading.memory_bytes
 
     def restarted(self, held: Held) -> None:
         """It has come up anew: the time in between is not its own, and its processes begin at zero."""
         place = held.environment.place if held.environment is not None else ""
-        held.sampled = (place, 0.0, time.time())
+        held.row.sampled_place, held.row.sampled_cpu_seconds, held.row.sampled = place, 0.0, time.time()
 
     def stopped(self, held: Held) -> None:
         self._memory.pop(held.id, None)
