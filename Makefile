@@ -1,16 +1,16 @@
 # make demo    set up whatever is missing, then show a session being snapshotted, broken, restored and forked
 # make test    set up, lint, and run every test (as root, on the real kernel)
-# make test-all  the long tests too: every fidelity case
 # make setup   only the set-up; a second run finds everything there and ends at once
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tests test test-all lint demo bench clean
+.PHONY: help setup setup-tests test lint demo bench clean
 
 BIN := .venv/bin
-NOT_YET := --ignore tests/fidelity/test_waypoint_cases.py
+# real kernels, daemons and a shared machine: what fails is tried once more, and the summary counts it as rerun
+PYTEST := $(BIN)/pytest tests --reruns 1 --reruns-delay 1
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -35,13 +35,10 @@ lint: .venv/.made
 	$(BIN)/mypy
 	@if grep -q '^\[tool.importlinter\]' pyproject.toml || [ -f .importlinter ]; then $(BIN)/lint-imports; fi
 
+# Two files of tests at a time; then those that look at the whole host, with nothing beside them.
 test: setup-tests lint
-	# real kernels, daemons and a shared machine: what fails is tried once more, and the summary counts it as rerun
-	$(BIN)/pytest tests --reruns 1 --reruns-delay 1 $(NOT_YET)
-
-# Every test there is, the long ones that are not yet proven free of flakes too: the fidelity cases.
-test-all: setup-tests lint
-	$(BIN)/pytest tests --reruns 1 --reruns-delay 1
+	$(PYTEST) -n 2 --dist loadfile -m 'not alone'
+	$(PYTEST) -m alone
 
 demo: setup
 	@$(BIN)/waypoint demo

@@ -215,6 +215,7 @@ def _open_files() -> list[str]:
     return sorted(path.name for path in Path("/proc/self/fd").iterdir())
 
 
+@pytest.mark.alone
 def test_views_leave_nothing_behind(engine: Engine, any_session: Session) -> None:
     taken = any_session.snapshot()
     before, mounts = _open_files(), Path("/proc/self/mounts").read_text()

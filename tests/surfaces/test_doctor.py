@@ -68,6 +68,7 @@ def test_document_says_the_same_of_each_feature() -> None:
         assert bool(one["fix"]) == (one["status"] == "missing"), "a fix for what is missing, and for nothing else"
 
 
+@pytest.mark.alone
 def test_nothing_is_left_behind() -> None:
     before = host_state()
     examine()
