@@ -67,7 +67,8 @@ def spoil(environment: Environment, snapshot: str) -> None:
 
 class TestWaypoint(BackendContract):
     @pytest.fixture(scope="class")
-    def subject(self, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    @classmethod
+    def subject(cls, tmp_path_factory: pytest.TempPathFactory) -> Subject:
         rootfs = bash_rootfs(tmp_path_factory.mktemp("rootfs") / "root")
         return Subject("waypoint_build", {"rootfs": rootfs}, left_behind, attach=own_session, spoil=spoil)
 
