@@ -75,7 +75,8 @@ class TestWaypoint(BackendContract):
 
 class TestWaypointOverTheHost(BackendContract):
     @pytest.fixture(scope="class")
-    def subject(self) -> Subject:
+    @classmethod
+    def subject(cls) -> Subject:
         return Subject("ckpt_build", {}, left_behind)
 
 
