@@ -104,7 +104,7 @@ class _Client:
         for one in made["environments"] if made else ():
             path = f"/v1/environments/{one['id']}"
             await self._ask("exec", "POST", f"{path}/exec", 200, json={"command": "true"})
-            while not await self._ask("delete", "DELETE", path, 204):
+            while await self._ask("delete", "DELETE", path, 204) is None:
                 await asyncio.sleep(0.5)
 
     async def _ask(self, verb: str, method: str, path: str, expect: int, **more: Any) -> Any:

@@ -21,20 +21,28 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
         yield daemon
 
 
-def containers(home: Path) -> list[str]:
+@pytest.fixture(params=["docker", "podman"])
+def tool(request: pytest.FixtureRequest) -> str:
+    request.getfixturevalue(f"{request.param}_busybox")  # before the daemon, which inherits where the tool is
+    name: str = request.param
+    return name
+
+
+def containers(tool: str, home: Path) -> list[str]:
     mark = f"label=statefork.home={home}"
     found = subprocess.run(
-        ["docker", "ps", "-a", "-q", "--filter", mark], check=True, capture_output=True, text=True
+        [tool, "ps", "-a", "-q", "--filter", mark], check=True, capture_output=True, text=True
     ).stdout.split()
     images = subprocess.run(
-        ["docker", "images", "-q", "--filter", mark], check=True, capture_output=True, text=True
+        [tool, "images", "-q", "--filter", mark], check=True, capture_output=True, text=True
     ).stdout.split()
     return found + images
 
 
-def test_docker_across_a_kill_9(docker_busybox: str, daemon: Daemon) -> None:
-    arguments = {"base_image": docker_busybox, "extra_args": ["--network", "none"]}
-    made = daemon.create(method="docker_build", arguments=arguments)
+@pytest.mark.timeout(180)
+def test_containers_across_a_kill_9(tool: str, daemon: Daemon) -> None:
+    arguments = {"base_image": "statefork-busybox:test", "extra_args": ["--network", "none"]}
+    made = daemon.create(method=f"{tool}_build", arguments=arguments)
     daemon.exec(made, "cd /tmp; X=1; echo one > file")
     daemon.call(
         "POST",
@@ -70,7 +78,7 @@ def test_docker_across_a_kill_9(docker_busybox: str, daemon: Daemon) -> None:
     assert daemon.exec(made, "cat /tmp/file")["stdout"] == "one\n"
     for key in (made, paused):
         daemon.delete(key)
-    assert containers(daemon.home) == []
+    assert containers(tool, daemon.home) == []
 
 
 def test_a_terminal_in_a_container(docker_busybox: str, daemon: Daemon) -> None:

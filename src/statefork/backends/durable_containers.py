@@ -73,7 +73,8 @@ class DurableContainerDriver(ContainerDriver):
     def adopt(self, note: Mapping[str, Any], place: Place) -> Live:
         name = note["container"]
         found = self._tool.call("container", "inspect", "-f", "{{.State.Running}} {{.State.Paused}}", name)
-        if found.exit_code != 0 or found.text.split()[0] != "true":
+        # to podman one that is paused does not run
+        if found.exit_code != 0 or "true" not in found.text.split():
             state = "is not there any more" if found.exit_code else "is not running any more"
             raise SessionDead(f"container {name} {state}")
         if self.source.dockerfile_dir is not None:
