@@ -1,0 +1,29 @@
+"""Search over live state, on any backend: fork, act, judge, keep the best, drop the rest."""
+
+from statefork.explore.field import ReplayDiffers
+from statefork.explore.model import Action, Budget, Node, Policy, Scorer
+from statefork.explore.policies import Scripts, Weighted
+from statefork.explore.scorers import ByCallable, ExitCode, Number, PassedTests
+from statefork.explore.searches import Outcome, beam, best_of_n, mcts, retry
+from statefork.explore.trace import read_trace
+
+__all__ = [
+    "Action",
+    "Budget",
+    "ByCallable",
+    "ExitCode",
+    "Node",
+    "Number",
+    "Outcome",
+    "PassedTests",
+    "Policy",
+    "ReplayDiffers",
+    "Scorer",
+    "Scripts",
+    "Weighted",
+    "beam",
+    "best_of_n",
+    "mcts",
+    "read_trace",
+    "retry",
+]

@@ -1,0 +1,126 @@
+"""Monte Carlo tree search over live states: which node to go on from, and what its children teach their ancestors."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+
+from statefork.environment import Environment
+from statefork.explore.field import Field, ReplayDiffers
+from statefork.explore.model import Action, Node, Policy, called
+
+__all__ = ["Uct"]
+
+
+class Uct:
+    def __init__(
+        self, field: Field, policy: Policy, exploration: float, widening: float, depth: int, chance: random.Random
+    ) -> None:
+        self._field = field
+        self._policy = policy
+        self._exploration = exploration
+        self._widening = widening
+        self._depth = depth
+        self._chance = chance
+        self._lock = threading.Lock()
+        self._waiting: dict[int, list[Action]] = {}
+        self._exhausted: set[int] = set()
+        self.solved = threading.Event()
+        for node in sorted(field.nodes.values(), key=lambda node: node.id):
+            self._learn(node)
+
+    def work(self) -> None:
+        """One worker's share: until it is solved, the budget is used up, or nothing is left to try."""
+        with self._field.worker() as worker:
+            while not self.solved.is_set() and not self._field.meter.over:
+                with self._lock:
+                    node = self._select()
+                    if node is None:
+                        return
+                    self._mark(node, +1)
+                try:
+                    if not self._step(worker, node):
+                        return
+                finally:
+                    with self._lock:
+                        self._mark(node, -1)
+
+    def _step(self, worker: Environment, node: Node) -> bool:
+        """False when the budget is used up."""
+        try:
+            self._field.stand(worker, node)
+        except ReplayDiffers:
+            with self._lock:
+                self._exhausted.add(node.id)
+            return True
+        action = self._next_action(worker, node)
+        if action is None:
+            return True
+        child = self._field.expand(worker, node, action)
+        if child is None:
+            return False
+        with self._lock:
+            self._learn(child)
+        return True
+
+    def _next_action(self, worker: Environment, node: Node) -> Action | None:
+        with self._lock:
+            if self._waiting.get(node.id):
+                return self._waiting[node.id].pop(0)
+        found = list(called(self._policy.propose, node, worker, self._allowed(node) + 1))
+        with self._lock:
+            if not found:
+                self._exhausted.add(node.id)
+                return None
+            self._waiting.setdefault(node.id, []).extend(found[1:])
+            return found[0]
+
+    def _allowed(self, node: Node) -> int:
+        """Progressive widening: how many children a node may have grows with the root of its visits."""
+        return max(1, math.ceil(self._widening * math.sqrt(node.visits + 1)))
+
+    def _open(self, node: Node) -> bool:
+        """Something can still be tried at the node itself."""
+        return (
+            not node.ended
+            and node.id not in self._exhausted
+            and node.depth < self._depth
+            and len(node.children) + node.busy < self._allowed(node)
+        )
+
+    def _alive(self, node: Node) -> bool:
+        """Something can still be tried at it or below it, if not now then when it was visited more."""
+        if node.ended or node.depth > self._depth:
+            return False
+        here = node.id not in self._exhausted and node.depth < self._depth
+        return here or any(self._alive(child) for child in node.children)
+
+    def _select(self) -> Node | None:
+        """None when the tree is exhausted."""
+        node = self._field.root
+        while not self._open(node):
+            below = [child for child in node.children if self._alive(child)]
+            if not below:
+                return node if self._alive(node) else None
+            node = max(below, key=lambda child: self._promise(node, child))
+        return node
+
+    def _promise(self, parent: Node, child: Node) -> float:
+        """UCT; a worker that is below counts as a visit without reward, so that another one looks elsewhere."""
+        visits = child.visits + child.busy
+        if visits == 0:
+            return math.inf
+        explore = self._exploration * math.sqrt(math.log(max(parent.visits + parent.busy, 1) + 1) / visits)
+        return child.total / visits + explore + self._chance.random() * 1e-9
+
+    def _mark(self, node: Node, by: int) -> None:
+        for one in (self._field.root, *node.path()):
+            one.busy += by
+
+    def _learn(self, node: Node) -> None:
+        for one in (self._field.root, *node.path()):
+            one.visits += 1
+            one.total += node.score
+        if node.score >= 1:
+            self.solved.set()
