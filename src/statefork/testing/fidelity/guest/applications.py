@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -163,14 +165,31 @@ class Chromium(Probe):
     page = "<title>0</title><script>n = 0; kept = {a: [1]}; setInterval(() => { document.title = ++n }, 20)</script>"
 
     def __init__(self) -> None:
+        """A browser that does not come up on a busy machine is started again: how it starts is not what is judged."""
+        for _ in range(3):
+            self._start()
+            try:
+                wait_until(self._counts, "the counter runs", 35)
+                return
+            except AssertionError:
+                os.killpg(self.browser.pid, signal.SIGKILL)
+                self.browser.wait()
+                shutil.rmtree(f"{self.directory}/profile", ignore_errors=True)
+        raise AssertionError("the browser never came up")
+
+    def _start(self) -> None:
         url = "data:text/html;base64," + base64.b64encode(self.page.encode()).decode()
         self.browser = subprocess.Popen(
             ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=9333", "--no-first-run",
              "--disable-dev-shm-usage", f"--user-data-dir={self.directory}/profile", url],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        wait_until(self._page, "the browser answers", 100)
-        wait_until(lambda: int(self._value("n")) > 3, "the counter runs", 100)
+
+    def _counts(self) -> bool:
+        try:
+            return bool(self._page()) and int(self._value("n")) > 3
+        except (OSError, ValueError, IndexError, KeyError):
+            return False
 
     def _page(self) -> str:
         try:
