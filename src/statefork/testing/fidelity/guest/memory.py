@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 
-from .probe import Probe, wait_until
+from .probe import Probe, state_of, wait_until
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.shmat.restype = ctypes.c_void_p
@@ -267,8 +267,7 @@ class PosixSemaphore(Probe):
         return value.value, os.path.exists(f"/proc/{self.pid}/status") and self._state()
 
     def _state(self) -> str:
-        with open(f"/proc/{self.pid}/stat") as stat:
-            return stat.read().split()[2]
+        return state_of(self.pid)
 
     def perturb(self) -> None:
         os.kill(self.pid, 9)

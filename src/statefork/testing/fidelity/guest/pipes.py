@@ -11,7 +11,7 @@ import socket
 import struct
 import termios
 
-from .probe import Probe, wait_until
+from .probe import Probe, state_of, wait_until
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -228,11 +228,7 @@ class BlockedReader(Probe):
         wait_until(lambda: self._states() == ["S"] * 3 and self._listening(), "all three are blocked")
 
     def _states(self) -> list[str]:
-        states = []
-        for pid in self.pids:
-            with open(f"/proc/{pid}/stat") as stat:
-                states.append(stat.read().split()[2])
-        return states
+        return [state_of(pid) for pid in self.pids]
 
     def _listening(self) -> bool:
         with open("/proc/net/unix") as lines:

@@ -44,6 +44,17 @@ def wait_until(true: Callable[[], object], what: str, seconds: float = 20) -> No
         time.sleep(0.005)
 
 
+def state_of(pid: int, seconds: float = 20) -> str:
+    """The letter of its state, as soon as it does not run: on a busy machine a process may take a while to come to rest."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with open(f"/proc/{pid}/stat") as stat:
+            letter = stat.read().rpartition(") ")[2].split()[0]
+        if letter not in ("R", "D") or time.monotonic() > deadline:
+            return letter
+        time.sleep(0.002)
+
+
 def main() -> None:
     module, name, directory = sys.argv[1:4]
     ask = os.open(f"{directory}/ask", os.O_RDWR)

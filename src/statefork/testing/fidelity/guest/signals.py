@@ -9,7 +9,7 @@ import signal
 import struct
 import time
 
-from .probe import Probe, wait_until
+from .probe import Probe, state_of, wait_until
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -206,8 +206,7 @@ class SleepingProcess(Probe):
         wait_until(lambda: self.observe() == "S", "it sleeps")
 
     def observe(self) -> object:
-        with open(f"/proc/{self.pid}/stat") as stat:
-            return stat.read().split()[2]
+        return state_of(self.pid)
 
     def perturb(self) -> None:
         os.kill(self.pid, signal.SIGKILL)

@@ -15,10 +15,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _stat(pid: int) -> tuple[str, str, str, str]:
-    """State, parent, process group, session."""
+    """State, parent, process group, session. Whether one that lives runs or waits at this instant is left open: `S`."""
     with open(f"/proc/{pid}/stat") as stat:
         words = stat.read().rpartition(") ")[2].split()
-    return words[0], words[1], words[2], words[3]
+    return words[0].replace("R", "S").replace("D", "S"), words[1], words[2], words[3]
 
 
 def _status(pid: int | str, *keys: str) -> list[str]:
