@@ -40,13 +40,13 @@ _MAKE = ShellCase(
     programs=("make",),
     packages=("make",),
     make=(
-        "mkdir -p /var/tmp/mk && cd /var/tmp/mk && mkfifo gate && exec 9<>gate && printf '%b\\n' "
+        "mkdir -p /var/tmp/mk && cd /var/tmp/mk && mkfifo gate && exec 7<>gate && printf '%b\\n' "
         "'all: a b c d e f' 'a b c:' '\\t@touch $@' 'd e f: a' '\\t@read x <gate; echo $$x >$@' >Makefile",
         "make -j4 >log 2>&1 & while [ $(pgrep -xc -f \"/bin/sh -c read x <gate.*\") -lt 3 ]; do sleep 0.02; done",
     ),
     same="ls; jobs %1; pgrep -xc -f '/bin/sh -c read x <gate.*'",
     spoil="echo 1 >gate; while [ $(pgrep -xc -f '/bin/sh -c read x <gate.*') -gt 2 ]; do sleep 0.02; done",
-    use="printf '1\\n2\\n3\\n' >&9; wait %1 && [ $(cat d e f | sort | tr -d '\\n') = 123 ] && make -q",
+    use="printf '1\\n2\\n3\\n' >&7; wait %1 && [ $(cat d e f | sort | tr -d '\\n') = 123 ] && make -q",
 )
 
 _PYTEST = ShellCase(

@@ -8,6 +8,7 @@ generation  fork, snapshot the fork, perturb it, fork from that snapshot, judge
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +45,7 @@ class Backend:
     open: Callable[[Options], Subject]
     claims: frozenset[str]
     unclaimed: Mapping[str, str] = field(default_factory=dict)
-    """Single cases (`files/times`) that it does not claim although it claims what they need: why."""
+    """Single cases (`files/times`, `lost/*`) that it does not claim although it claims what they need: why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,9 @@ def _judge(backend: Backend, case: Case) -> dict[str, Outcome]:
     missing = sorted(case.needs - backend.claims)
     if missing:
         return _all_ways(Verdict.NOT_CLAIMED, f"{backend.name} does not claim {', '.join(missing)}")
-    why = backend.unclaimed.get(f"{case.kind}/{case.name}")
-    if why is not None:
-        return _all_ways(Verdict.NOT_CLAIMED, why)
+    for pattern, why in backend.unclaimed.items():
+        if fnmatch.fnmatchcase(f"{case.kind}/{case.name}", pattern):
+            return _all_ways(Verdict.NOT_CLAIMED, why)
     try:
         subject = backend.open(case.options)
     except WaypointError as error:

@@ -215,18 +215,18 @@ class CopiedUp(Probe):
     needs = ("files", "processes", "memory")
 
     def __init__(self) -> None:
-        self.file = os.open("/etc/services", os.O_RDONLY)
+        self.file = os.open("/etc/profile", os.O_RDONLY)
         os.read(self.file, 16)
         self.before = os.pread(self.file, 64, 0)
 
     def observe(self) -> object:
-        return _offset(self.file), os.pread(self.file, 64, 0) == self.before, os.path.exists("/etc/services")
+        return _offset(self.file), os.pread(self.file, 64, 0) == self.before, os.path.exists("/etc/profile")
 
     def perturb(self) -> None:
         os.lseek(self.file, 0, os.SEEK_SET)
 
     def works(self) -> None:
-        with open("/etc/services", "a") as out:
+        with open("/etc/profile", "a") as out:
             out.write("new 1/tcp\n")
         assert os.pread(self.file, 64, 0) == self.before
 
