@@ -14,6 +14,8 @@ from websockets.sync.client import ClientConnection
 
 from daemon import Daemon, running, until
 
+pytestmark = pytest.mark.timeout(180)  # a busy machine gets its time
+
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:

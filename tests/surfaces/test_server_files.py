@@ -16,6 +16,8 @@ import pytest
 
 from daemon import Daemon, running, until
 
+pytestmark = pytest.mark.timeout(180)  # a busy machine gets its time
+
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:

@@ -19,6 +19,8 @@ from statefork.home import collect
 from statefork.registry import backends
 from waypoint.engine import Engine
 
+pytestmark = pytest.mark.timeout(180)  # a busy machine gets its time
+
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:

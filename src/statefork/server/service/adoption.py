@@ -7,6 +7,7 @@ the reason, until their owner deletes them; what is left of them on this host is
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -28,20 +29,28 @@ log = logging.getLogger(__name__)
 
 async def adopt_all(service: Service) -> None:
     rows = await service.work.run(service.records.environments)
-    for tree in await service.work.run(service.records.trees):
-        mine = {key: row for key, row in rows.items() if row.tree == tree.id}
-        try:
-            family, found = await service.work.run(lambda tree=tree, mine=mine: _adopt(service, tree, mine))  # type: ignore[misc]
-        except WaypointError as error:
-            log.error("tree %s of %s cannot be taken over: %s", tree.id, tree.backend, error)
-            await _lose(service, tree, mine, f"the daemon could not take it over: {error.message}")
-            continue
-        if family is None:
-            why = f"{tree.backend} environments live and die with the daemon's process, and that ended"
-            await _lose(service, tree, mine, why)
-            continue
-        await _take_in(service, tree, family, mine, found)
+    turn = asyncio.Semaphore(service.settings.work_slots)
+
+    async def adopt(tree: TreeRow) -> None:
+        async with turn:
+            await _adopt_tree(service, tree, {key: row for key, row in rows.items() if row.tree == tree.id})
+
+    await asyncio.gather(*map(adopt, await service.work.run(service.records.trees)))
     await service.work.run(lambda: _sweep_lost(service))
+
+
+async def _adopt_tree(service: Service, tree: TreeRow, rows: dict[str, EnvironmentRow]) -> None:
+    try:
+        family, found = await service.work.run(lambda: _adopt(service, tree, rows))
+    except WaypointError as error:
+        log.error("tree %s of %s cannot be taken over: %s", tree.id, tree.backend, error)
+        await _lose(service, tree, rows, f"the daemon could not take it over: {error.message}")
+        return
+    if family is None:
+        why = f"{tree.backend} environments live and die with the daemon's process, and that ended"
+        await _lose(service, tree, rows, why)
+        return
+    await _take_in(service, tree, family, rows, found)
 
 
 def _adopt(
