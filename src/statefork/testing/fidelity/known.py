@@ -16,6 +16,7 @@ _IMAGE = {
     **_ARCHIVE,
     "files/hard-links": "the names of a file in an image part ways when it is written to",
     "files/dev-shm": "/dev/shm is not in an image",
+    "files/xattrs": "images keep no user attributes",
 }
 _PLAIN_CRIU = {
     "lost/*": "what CRIU forgets is not looked after",

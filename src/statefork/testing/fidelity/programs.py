@@ -20,8 +20,8 @@ _GIT = ShellCase(
     programs=("git",),
     packages=("git",),
     make="""
-        export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b
-        mkdir -p /var/tmp/git && cd /var/tmp/git && git init -q -b main && echo base >f && git add f && git commit -qm base
+        mkdir -p /var/tmp/git && cd /var/tmp/git && git init -q -b main && git config user.name a && git config user.email a@b
+        echo base >f && git add f && git commit -qm base
         git checkout -qb side && echo side >f && git commit -qam side && echo more >g && git add g && git commit -qm more
         git checkout -q main && echo main >f && git commit -qam main && git checkout -q side
         ! git rebase main 2>/dev/null

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import resource
 import signal
@@ -12,6 +13,7 @@ import struct
 from .probe import Probe, wait_until
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_F_SETPIPE_SZ = 1031
 
 
 def _call(number: int, *words: object) -> int:
@@ -132,7 +134,10 @@ class ManyPipes(_Held):
     def __init__(self) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
-        self.pipes = [os.pipe() for _ in range(1100)]
+        self.pipes = []
+        for _ in range(1100):
+            self.pipes.append(os.pipe())
+            fcntl.fcntl(self.pipes[-1][0], _F_SETPIPE_SZ, 4096)  # all users' pipes together have a limit, which others need too
 
     def observe(self) -> object:
         return len(self.pipes)
