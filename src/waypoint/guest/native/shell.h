@@ -296,7 +296,8 @@ static void control_message(char *text)
 	int slot, status, used = 0;
 
 	if (!strcmp(text, "L")) {
-		shell_waiting = 1;
+		/* it looked for a terminal a moment before one was attached: it is told now */
+		shell_waiting = !terminals() || write(bell, "P\n", 2) != 2;
 		shell_at_prompt = 0;
 		shell_quick_deaths = 0;
 	} else if (!strcmp(text, "P")) {
