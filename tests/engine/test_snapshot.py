@@ -18,23 +18,23 @@ def out(session: Session, command: str) -> str:
 
 
 def break_everything(session: Session) -> None:
-    session.exec("cd /; unset FOO f; rm -rf /work; kill %1 %2 2>/dev/null; exec 5>&- 2>/dev/null; umask 0; trap - USR1")
+    session.exec("cd /; unset FOO f; rm -rf /task; kill %1 %2 2>/dev/null; exec 5>&- 2>/dev/null; umask 0; trap - USR1")
 
 
 @pytest.fixture
 def rich(session: Session) -> Session:
     """A session with state of every kind."""
     session.exec(
-        "mkdir /work; cd /work; FOO=bar; export EXPORTED=1; f() { echo f$1; }; arr=(a b); umask 027; trap 'echo usr' USR1;"
+        "mkdir /task; cd /task; FOO=bar; export EXPORTED=1; f() { echo f$1; }; arr=(a b); umask 027; trap 'echo usr' USR1;"
         "echo v1 > file; ln file hard; ln -s file soft; mkfifo fifo; exec 5>log; echo first >&5"
     )
     session.exec("sleep 1000 &")
-    session.exec("(i=0; while :; do i=$((i+1)); echo $i > /work/next; mv /work/next /work/count; sleep 0.02; done) &")
+    session.exec("(i=0; while :; do i=$((i+1)); echo $i > /task/next; mv /task/next /task/count; sleep 0.02; done) &")
     return session
 
 
 def check_rich(session: Session) -> None:
-    assert out(session, "echo $PWD $FOO $EXPORTED $(f 1) ${arr[1]} $(umask)") == "/work bar 1 f1 b 0027\n"
+    assert out(session, "echo $PWD $FOO $EXPORTED $(f 1) ${arr[1]} $(umask)") == "/task bar 1 f1 b 0027\n"
     assert out(session, "jobs | grep -c Running") == "2\n"
     assert out(
         session, "cat file; readlink soft; [ file -ef hard ] && echo same; [ -p fifo ] && echo fifo"
@@ -56,13 +56,13 @@ def test_restore_brings_everything_back(
     engine: Engine, small_base: BaseRecord, sessions: list[Session], kind: str
 ) -> None:
     session = engine.new(base=small_base if kind == "small" else None)
-    session.exec("mkdir -p /work; cd /work; FOO=bar; echo v1 > file; sleep 1000 &")
+    session.exec("mkdir -p /task; cd /task; FOO=bar; echo v1 > file; sleep 1000 &")
     taken = session.snapshot("good")
     assert taken.paused_ms > 0 and taken.memory_bytes > 0 and "processes" in taken.capture.captured
     assert out(session, "echo $FOO; cat file") == "bar\nv1\n", "the session did not run on"
-    session.exec("cd /; FOO=no; rm -rf /work; kill %1")
+    session.exec("cd /; FOO=no; rm -rf /task; kill %1")
     session.restore("good")
-    assert out(session, "echo $FOO $PWD; cat file; jobs | grep -c Running") == "bar /work\nv1\n1\n"
+    assert out(session, "echo $FOO $PWD; cat file; jobs | grep -c Running") == "bar /task\nv1\n1\n"
 
 
 def test_rich_state_in_place_and_in_forks(rich: Session) -> None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Watch", "describe", "disk_used_bytes", "memory_used_bytes", "tree_pss_bytes"]
+__all__ = ["Watch", "describe", "disk_used_bytes", "memory_used_bytes"]
 
 
 def describe() -> dict[str, Any]:
@@ -45,22 +45,6 @@ def disk_used_bytes(path: Path) -> int:
     """Allocated blocks of the file system at `path`, what is written and not yet on disk included."""
     found = os.statvfs(path)
     return (found.f_blocks - found.f_bfree) * found.f_frsize
-
-
-def tree_pss_bytes(pid: int) -> int:
-    """A process and its descendants; memory that several share counts in parts."""
-    total, waiting = 0, [pid]
-    while waiting:
-        one = waiting.pop()
-        try:
-            for line in Path(f"/proc/{one}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1]) * 1024
-            for task in Path(f"/proc/{one}/task").iterdir():
-                waiting += [int(word) for word in (task / "children").read_text().split()]
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-    return total
 
 
 class Watch:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from statefork.errors import WaypointError
 from waypoint.kernel.criu import cached_kernel_options
+from waypoint.kernel.processes import namespace_pids
 from waypoint.kernel.tools import criu_argv
 
 __all__ = ["RawTree"]
@@ -58,7 +59,7 @@ class RawTree:
         self._pid = self._starter.pid
         wanted = 3 if self._memory_mib else 2
         deadline = time.monotonic() + 60
-        while len(_tree(self._pid)) < wanted or not self._filled():
+        while len(namespace_pids(self._pid)) < wanted or not self._filled():
             if time.monotonic() > deadline:
                 self.__exit__()
                 raise WaypointError("the tree for the plain criu command line does not come up")
@@ -66,7 +67,7 @@ class RawTree:
         return self
 
     def _filled(self) -> bool:
-        return max(_resident(pid) for pid in _tree(self._pid)) >= self._memory_mib << 20
+        return max(_resident(pid) for pid in namespace_pids(self._pid)) >= self._memory_mib << 20
 
     def __exit__(self, *_: object) -> None:
         self._end()
@@ -76,7 +77,7 @@ class RawTree:
 
     def _end(self) -> None:
         """All of the tree is gone, so that its numbers are free for the one that is restored."""
-        tree = _tree(self._pid)
+        tree = namespace_pids(self._pid)
         for pid in tree:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -108,17 +109,6 @@ class RawTree:
         if done.returncode != 0:
             raise WaypointError(f"criu {verb} failed: {(self._images / 'log').read_text(errors='replace')[-500:]}")
         return (time.perf_counter() - began) * 1000
-
-
-def _tree(pid: int) -> list[int]:
-    found = [pid]
-    for one in found:
-        try:
-            for task in Path(f"/proc/{one}/task").iterdir():
-                found += [int(word) for word in (task / "children").read_text().split()]
-        except FileNotFoundError:
-            continue
-    return found
 
 
 def _resident(pid: int) -> int:

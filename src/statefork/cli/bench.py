@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from statefork.cli.pages import write_between_marks
+
 __all__ = ["bench"]
 
 
@@ -77,7 +79,7 @@ def bench(
 
         written += draw(results, figures)
     if page is not None:
-        _write_between_marks(page, report.as_markdown(document, figures))
+        write_between_marks(page, "bench", report.as_markdown(document, figures))
     click.echo(json.dumps(document) if as_json else report.as_text(document, figures))
     if not as_json:
         click.echo(f"written: {', '.join(str(path) for path in written[:3])} and {len(written) - 3} pictures")
@@ -92,12 +94,3 @@ def _progress(text: str) -> None:
     elif text:
         click.echo(text, err=True)
 
-
-def _write_between_marks(page: Path, table: str) -> None:
-    begin, end = "<!-- bench -->\n", "<!-- end of bench -->\n"
-    text = page.read_text() if page.exists() else f"{begin}{end}"
-    head, _, rest = text.partition(begin)
-    tail = rest.partition(end)[2]
-    fresh = page.with_suffix(".new")
-    fresh.write_text(f"{head}{begin}{table}{end}{tail}")
-    fresh.replace(page)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from statefork.cli.pages import write_between_marks
+
 if TYPE_CHECKING:
     from statefork.testing.fidelity import Backend, Result
 
@@ -42,7 +44,7 @@ def fidelity(
     from statefork.testing.fidelity import Verdict, report, run_cases, select
 
     if page is not None:
-        _write_table(page, report.as_page([json.loads(document.read_text()) for document in documents]))
+        write_between_marks(page, "table", report.as_page([json.loads(document.read_text()) for document in documents]))
         return
     chosen = select(cases)
     if only_list:
@@ -94,13 +96,3 @@ def _named(method: str, given: dict[str, str]) -> dict[str, str]:
         return {**given, "container_name": f"{given.get('container_name', 'fidelity')}-{secrets.token_hex(4)}"}
     return given
 
-
-def _write_table(page: Path, table: str) -> None:
-    """Between the marks of the page; the words around them are written by people."""
-    begin, end = "<!-- table -->\n", "<!-- end of table -->\n"
-    text = page.read_text() if page.exists() else f"{begin}{end}"
-    head, _, rest = text.partition(begin)
-    tail = rest.partition(end)[2]
-    fresh = page.with_suffix(".new")
-    fresh.write_text(f"{head}{begin}{table}{end}{tail}")
-    fresh.replace(page)

@@ -45,6 +45,7 @@ def serve(
     """
     need("server")
     from statefork.server import run
+    from statefork.server.guard.notify import notify
 
     if openapi:
         from statefork.server.app import openapi_text
@@ -61,6 +62,6 @@ def serve(
 
     def ready(address: str) -> None:
         note(f"ready on {address}")
-        run.tell_systemd(os.environ.get("NOTIFY_SOCKET"))
+        notify(os.environ.get("NOTIFY_SOCKET"), "READY=1")
 
     run.serve(chosen, place, log=sys.stderr, log_level=log_level, ready=ready)

@@ -19,12 +19,12 @@ import uvicorn
 from statefork.errors import Busy, HostUnsupported, StoreError, UsageError
 from statefork.server.app import create_app
 from statefork.server.guard.limits import Limits
-from statefork.server.guard.listening import TlsFiles, uvicorn_config
+from statefork.server.guard.listening import TlsFiles, bind_unix, uvicorn_config
 from statefork.server.guard.logs import configure_logs
 from statefork.server.guard.tokens import TokenStore
 from statefork.server.settings import Settings
 
-__all__ = ["Place", "chosen_settings", "limits_help", "serve", "tell_systemd"]
+__all__ = ["Place", "chosen_settings", "limits_help", "serve"]
 
 DEFAULT_PORT = 8470
 _SWITCH_SECONDS = 0.0005
@@ -170,21 +170,8 @@ def _listen(place: Place) -> socket.socket:
             made.close()
             raise HostUnsupported(f"cannot listen on {place.host} port {place.port}: {error.strerror}") from error
         return made
-    place.path.parent.mkdir(parents=True, exist_ok=True)
-    made = socket.socket(socket.AF_UNIX)
-    fresh = place.path.with_name(f".{place.path.name}.{os.getpid()}")
-    try:
-        # made under another name, so that it never has its own with other people's permissions
-        fresh.unlink(missing_ok=True)
-        made.bind(str(fresh))
-        fresh.chmod(0o600)
-        made.listen(2048)
-        _not_in_use(place.path)
-        fresh.replace(place.path)
-    except OSError as error:
-        made.close()
-        raise HostUnsupported(f"cannot listen on {place.path}: {error.strerror or error}") from error
-    return made
+    _not_in_use(place.path)
+    return bind_unix(place.path)
 
 
 def _not_in_use(path: Path) -> None:
@@ -211,10 +198,3 @@ def _raise_limits() -> None:
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
-
-def tell_systemd(address: str | None) -> None:
-    """READY=1, if systemd waits for it (Type=notify)."""
-    if address:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-            told.connect("\0" + address[1:] if address.startswith("@") else address)
-            told.send(b"READY=1")

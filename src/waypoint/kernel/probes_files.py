@@ -57,7 +57,7 @@ def _lower_plus(where: Path) -> str:
 def _volatile(where: Path) -> str:
     merged, options = _layers(where, ("volatile", None))
     probe_calls.overlay(merged, options)
-    if not (where / "work/work/incompat/volatile").exists():  # how the option is shown differs between kernels
+    if not where.joinpath("work", "work", "incompat", "volatile").exists():  # how the option is shown differs between kernels
         raise KernelError("the kernel mounted the overlay without volatile")
     return "the upper layer need not be synced at each step"
 
