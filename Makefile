@@ -24,6 +24,7 @@ setup-tests: setup
 	@$(BIN)/waypoint setup --all-packages
 	@$(BIN)/statefork setup
 	@scripts/sdk.sh true	# Node.js and the packages that the tests of the TypeScript SDK need
+	@scripts/frameworks.sh	# the agent frameworks of tests/integrations, in .frameworks
 
 # The virtualenv follows the list of dependencies: it is made again when that changes, and at no other time.
 .venv/.made: pyproject.toml scripts/bootstrap.sh
@@ -49,5 +50,5 @@ bench: setup
 # What setup made in this directory. `docs/install.md` says what it made elsewhere.
 clean:
 	rm -rf sdk/typescript/node_modules sdk/typescript/dist
-	rm -rf build dist .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf build dist .venv .frameworks .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
