@@ -1,7 +1,8 @@
 """Small root file systems for tests, made from Debian packages: no image registry is asked.
 
     busybox   one static program under all its names; 2 MB, at once
-    debian    mmdebstrap's minbase with python3: a real bash, coreutils and libc; 190 MB, half a minute, then cached
+    debian    mmdebstrap's minbase with python3: a real bash, coreutils and libc; 190 MB, half a minute, then cached;
+              or with other packages
 
 Each is a tar archive in a cache directory that test runs share; a container tool imports it.
 """
@@ -14,7 +15,7 @@ import io
 import os
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,14 +56,16 @@ def busybox_archive(cache: Path | None = None) -> Path:
         return target
 
 
-def debian_archive(cache: Path | None = None) -> Path:
-    """Needs the package mmdebstrap and a Debian mirror, the first time."""
+def debian_archive(
+    cache: Path | None = None, packages: Sequence[str] = _PACKAGES, *, more_options: Sequence[str] = ()
+) -> Path:
+    """Needs the package mmdebstrap and a Debian mirror, the first time. `more_options` are mmdebstrap's."""
     if shutil.which("mmdebstrap") is None:
         raise HostUnsupported("mmdebstrap is not installed", fix="apt-get install mmdebstrap")
-    key = hashlib.sha256(" ".join((_SUITE, *_PACKAGES)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(" ".join((_SUITE, *packages, *more_options)).encode()).hexdigest()[:16]
     with _made_once(cache, f"debian-{key}.tar") as (target, fresh):
         if fresh is not None:
-            options = ["--variant=minbase", "--format=tar", f"--include={','.join(_PACKAGES)}"]
+            options = ["--variant=minbase", "--format=tar", f"--include={','.join(packages)}", *more_options]
             argv = ["mmdebstrap", *options, _SUITE, str(fresh)]
             run_program(argv, timeout=_BUILD_TIMEOUT).check("making the Debian image for tests")
         return target
