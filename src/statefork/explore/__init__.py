@@ -1,10 +1,12 @@
 """Search over live state, on any backend: fork, act, judge, keep the best, drop the rest."""
 
 from statefork.explore.field import ReplayDiffers
-from statefork.explore.model import Action, Budget, Node, Policy, Scorer
+from statefork.explore.model import Action, Budget, Node, Policy, Scorer, Watch
 from statefork.explore.policies import Scripts, Weighted
+from statefork.explore.replaying import Replayed, replay, replay_to
+from statefork.explore.retrying import retry
 from statefork.explore.scorers import ByCallable, ExitCode, Number, PassedTests
-from statefork.explore.searches import Outcome, beam, best_of_n, mcts, retry
+from statefork.explore.searches import Outcome, beam, best_of_n, mcts
 from statefork.explore.trace import read_trace
 
 __all__ = [
@@ -18,12 +20,16 @@ __all__ = [
     "PassedTests",
     "Policy",
     "ReplayDiffers",
+    "Replayed",
     "Scorer",
     "Scripts",
+    "Watch",
     "Weighted",
     "beam",
     "best_of_n",
     "mcts",
     "read_trace",
+    "replay",
+    "replay_to",
     "retry",
 ]

@@ -1,8 +1,10 @@
 """The field of a search: the environments that act, the snapshots that are kept, and the way back to those that are not.
 
-A worker environment is restored to a node, acts, is judged, and is snapshotted: that is a new node. When snapshots take more
-than the budget allows, the least promising go, never one that a worker stands on. A node without snapshot is rebuilt by replay
-from its nearest ancestor that has one, and only if every action prints exactly what the trace says; else it is given up.
+A worker environment is brought to a node, acts, is judged, and is snapshotted: that is a new node. When snapshots take more
+than the budget allows, those go first from which nothing is to be tried any more, then the least promising of the frontier;
+never one that a worker stands on, the best, or one that kept snapshots build on. A node without snapshot is rebuilt by replay
+from its nearest ancestor that has one, and only if every action prints exactly what the trace says, scores the same and
+leaves the same processes; else it is given up.
 """
 
 from __future__ import annotations
@@ -12,25 +14,31 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from hashlib import blake2b
 from itertools import count
 
 from statefork.environment import Environment
-from statefork.errors import ExecTimeout, NotFound, WaypointError
+from statefork.errors import CriuError, ExecTimeout, NotCapturable, NotFound, SessionDead, WaypointError
 from statefork.explore.model import Action, Meter, Node, Scorer, called
+from statefork.explore.proof import output_digest, state_digest
 from statefork.explore.trace import Trace
 from statefork.model import ExecResult
 
-__all__ = ["Field", "ReplayDiffers"]
+__all__ = ["BudgetSpent", "Field", "ReplayDiffers", "act"]
 
 _OUTPUT_TAIL = 2000
 SOLVED = 1.0
 
 
 class ReplayDiffers(WaypointError):
-    """The same action did not print the same: what it leads to is not the node that it was."""
+    """The same action did not lead to the same: what it leads to is not the node that it was."""
 
     code = "replay-differs"
+
+
+class BudgetSpent(WaypointError):
+    """No more states may be brought up; the searches end quietly by it."""
+
+    code = "budget-spent"
 
 
 class Field:
@@ -49,12 +57,17 @@ class Field:
         """`known`: the nodes of an interrupted run. `environment` must then stand where that run began."""
         self.environment = environment
         self.meter = meter
+        self.frontier: Callable[[Node], bool] = lambda node: not node.ended
+        """Whether something may still be tried from a node; a search knows better and says so."""
         self._scorer = scorer
         self._trace = trace
         self._on_node = on_node or (lambda _: None)
         self._lock = threading.RLock()
         self._idle: list[Environment] = []
         self._made: list[Environment] = []
+        self._spare: list[str] = []
+        self._at: dict[str, Node] = {}
+        self._stood_ms: dict[str, float] = {}
         self.nodes: dict[int, Node] = dict(known or {})
         self._numbers = count(max(self.nodes, default=-1) + 1)
         for node in self.nodes.values():
@@ -65,21 +78,27 @@ class Field:
         self.root.snapshot = environment.snapshot()
         if not known:
             self.root.score = called(scorer.score, environment)
+            self.root.state = state_digest(environment, self.root.snapshot)
             trace.node(self.root)
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def worker(self) -> Iterator[Environment]:
-        """An environment to act in; it is given back when the caller is done, and destroyed with the field."""
+    def worker(self, *, last: bool = False) -> Iterator[Environment]:
+        """An environment to act in; it is given back when the caller is done, and destroyed with the field.
+
+        Raises BudgetSpent, unless it is the `last` one, in which the outcome is handed over.
+        """
         with self._lock:
             found = self._idle.pop() if self._idle else None
         if found is None:
+            if not self.meter.claim_fork() and not last:
+                raise BudgetSpent("all forks of the budget are used")
             assert self.root.snapshot is not None
             (found,) = self.environment.fork(1, from_snapshot=self.root.snapshot)
-            self.meter.count_fork()
             with self._lock:
                 self._made.append(found)
+                self._at[found.id] = self.root
         try:
             yield found
         finally:
@@ -102,6 +121,9 @@ class Field:
         for worker in made:
             with contextlib.suppress(WaypointError):
                 worker.destroy()
+        for snapshot in self._spare:
+            with contextlib.suppress(WaypointError):
+                self.environment.remove_snapshot(snapshot)
         kept = set() if keep is None else {node.id for node in (self.root, *keep.path())}
         for node in sorted(self.nodes.values(), key=lambda node: -node.depth):
             if node.id not in kept:
@@ -109,33 +131,77 @@ class Field:
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
-    def stand(self, worker: Environment, node: Node) -> None:
-        """Bring the worker to a node: by its snapshot, or by replay from above. ReplayDiffers: it cannot be had any more."""
+    def stand(self, worker: Environment, node: Node, *, last: bool = False) -> None:
+        """Bring the worker to a node: by its snapshot, or by replay from above.
+
+        A worker that has just made the node is there already, if a snapshot of this backend holds all that is live; else
+        what one can go on from is only what comes back. Raises ReplayDiffers: it cannot be had any more. BudgetSpent.
+        """
+        began = time.perf_counter()
+        if self._at.get(worker.id) is not node or not worker.capabilities.full or worker.state != "live":
+            self._at.pop(worker.id, None)
+            self._bring(worker, node, last)
+            self._at[worker.id] = node
+        self._stood_ms[worker.id] = (time.perf_counter() - began) * 1000
+
+    def _bring(self, worker: Environment, node: Node, last: bool) -> None:
         if node.snapshot is not None:
+            if not self.meter.claim_fork() and not last:
+                raise BudgetSpent("all forks of the budget are used")
             with contextlib.suppress(NotFound):
                 worker.restore(node.snapshot)
                 return
         if node.parent is None or node.action is None:
             raise ReplayDiffers("the root's snapshot is gone")
-        self.stand(worker, node.parent)
-        result = _act(worker, node.action)
-        if _digest(result) != node.digest:
+        self._bring(worker, node.parent, last)
+        try:
+            self._replay(worker, node, node.action)
+        except (ReplayDiffers, SessionDead) as error:
             node.ended = True
-            raise ReplayDiffers(f"{node.action.name!r} did not print again what it printed at node {node.id}")
+            self._trace.write("lost", node=node.id, why=error.message)
+            raise ReplayDiffers(error.message) from error
+
+    def _replay(self, worker: Environment, node: Node, action: Action) -> None:
+        """The worker stands at the parent."""
+        what = f"{action.name!r} of node {node.id}"
+        if output_digest(act(worker, action)) != node.digest:
+            raise ReplayDiffers(f"{what} did not print again what it had printed")
+        if (score := called(self._scorer.score, worker)) != node.score:
+            raise ReplayDiffers(f"{what} was worth {node.score:g} and is worth {score:g} now")
+        try:
+            snapshot = worker.snapshot()
+        except (NotCapturable, CriuError):
+            return  # as it was the first time: it can be stood on, and nothing can follow it
+        if node.state and state_digest(worker, snapshot) != node.state:
+            self._spare.append(snapshot)
+            raise ReplayDiffers(f"{what} left other processes than it had left")
         with self._lock:
-            node.snapshot = worker.snapshot()
+            if node.snapshot is None:
+                node.snapshot = snapshot
+            else:
+                self._spare.append(snapshot)  # another worker was quicker
+        self._trace.write("rebuilt", node=node.id, snapshot=snapshot)
+        self._make_room(node)
 
     def expand(self, worker: Environment, parent: Node, action: Action) -> Node | None:
-        """The worker stands at `parent`: act, judge, snapshot. None when the budget is used up."""
+        """The worker stands at `parent`: act, judge, snapshot. None when the budget is used up.
+
+        What kills the environment, or leaves something in it that no snapshot can hold, is a node from which nothing follows.
+        """
         if not self.meter.claim_node():
             return None
-        began = time.perf_counter()
-        result = _act(worker, action)
-        acted = time.perf_counter()
-        score = called(self._scorer.score, worker)
-        judged = time.perf_counter()
-        snapshot = worker.snapshot()
-        saved = time.perf_counter()
+        self._at.pop(worker.id, None)
+        times = {"stand_ms": self._stood_ms.pop(worker.id, 0.0)}
+        result, score, snapshot, error = ExecResult(-1), 0.0, None, ""
+        try:
+            with _timed(times, "exec_ms"):
+                result = act(worker, action)
+            with _timed(times, "score_ms"):
+                score = called(self._scorer.score, worker)
+            with _timed(times, "snapshot_ms"):
+                snapshot = worker.snapshot()
+        except (SessionDead, NotCapturable, CriuError) as problem:
+            error = problem.message
         with self._lock:
             node = Node(
                 next(self._numbers),
@@ -143,48 +209,65 @@ class Field:
                 action,
                 score,
                 result.output[-_OUTPUT_TAIL:],
-                _digest(result),
+                output_digest(result),
                 result.exit_code,
             )
-            node.snapshot = snapshot
-            node.ended = score >= SOLVED
+            node.snapshot, node.error = snapshot, error
+            node.ended = score >= SOLVED or bool(error)
+            node.state = state_digest(worker, snapshot) if snapshot is not None else ""
+            if snapshot is not None:
+                self._at[worker.id] = node
             self.nodes[node.id] = node
             parent.children.append(node)
-        self._trace.node(
-            node, exec_ms=(acted - began) * 1000, score_ms=(judged - acted) * 1000, snapshot_ms=(saved - judged) * 1000
-        )
+        self._trace.node(node, **times)
         self._make_room(node)
         self._on_node(node)
         return node
 
     def best(self) -> Node:
         """The highest score; of equal ones the one that took fewer steps, then the one that was found first."""
+        return self.ranking()[0]
+
+    def ranking(self) -> list[Node]:
         with self._lock:
-            return max(self.nodes.values(), key=lambda node: (node.score, -node.depth, -node.id))
+            return sorted(self.nodes.values(), key=lambda node: (-node.score, node.depth, node.id))
 
     # -- room ---------------------------------------------------------------------------------------------------------
 
-    def stored_bytes(self) -> int:
-        return sum(one.files_bytes + one.memory_bytes for one in self.environment.snapshots())
+    def stored_bytes(self) -> tuple[int, int]:
+        """(files and memory, memory alone) of the search's own snapshots."""
+        with self._lock:
+            ours = {node.snapshot for node in self.nodes.values() if node.snapshot} | set(self._spare)
+        found = [one for one in self.environment.snapshots() if one.id in ours]
+        memory = sum(one.memory_bytes for one in found)
+        return sum(one.files_bytes for one in found) + memory, memory
+
+    def _too_much(self) -> bool:
+        budget = self.meter.budget
+        if budget.storage_bytes is None and budget.memory_bytes is None:
+            return False
+        both, memory = self.stored_bytes()
+        over = budget.storage_bytes is not None and both > budget.storage_bytes
+        return over or (budget.memory_bytes is not None and memory > budget.memory_bytes)
 
     def _make_room(self, newest: Node) -> None:
-        """The worst first, from the leaves up: a snapshot that others build on cannot go before them."""
-        limit = self.meter.budget.storage_bytes
+        """From the leaves up: a snapshot that others build on cannot go before them."""
         tried: set[int] = set()
-        while limit is not None and self.stored_bytes() > limit:
+        while self._too_much():
+            best = self.best()
             with self._lock:
                 candidates = [
                     node
                     for node in self.nodes.values()
                     if node.snapshot is not None
-                    and node not in (self.root, newest)
+                    and node not in (self.root, newest, best)
                     and not node.busy
                     and node.id not in tried
                     and not any(child.snapshot for child in node.children)
                 ]
             if not candidates:
                 return
-            worst = min(candidates, key=lambda node: (node.score, node.mean, -node.depth))
+            worst = min(candidates, key=lambda node: (self.frontier(node), node.score, node.mean, -node.depth))
             tried.add(worst.id)
             self._drop(worst)
 
@@ -201,7 +284,7 @@ class Field:
         self._trace.write("drop", node=node.id)
 
 
-def _act(worker: Environment, action: Action) -> ExecResult:
+def act(worker: Environment, action: Action) -> ExecResult:
     """A command that takes too long is an outcome like any other."""
     try:
         return worker.exec_command(action.command, timeout=action.timeout)
@@ -209,9 +292,10 @@ def _act(worker: Environment, action: Action) -> ExecResult:
         return error.result
 
 
-def _digest(result: ExecResult) -> str:
-    found = blake2b(digest_size=16)
-    for part in (result.stdout_bytes, result.stderr_bytes):
-        found.update(len(part).to_bytes(8, "little") + part)
-    found.update(str(result.exit_code).encode())
-    return found.hexdigest()
+@contextmanager
+def _timed(times: dict[str, float], name: str) -> Iterator[None]:
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        times[name] = (time.perf_counter() - began) * 1000

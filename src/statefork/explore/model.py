@@ -6,14 +6,15 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
 from statefork.environment import Environment
 from statefork.errors import UsageError
 
-__all__ = ["Action", "Budget", "Meter", "Node", "Policy", "Scorer", "called"]
+__all__ = ["Action", "Budget", "Meter", "Node", "Policy", "Scorer", "Watch", "called"]
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ class Action:
         return self.label or " ".join(self.command.split())[:60]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Node:
     """A state that was reached, and what is known of it. The root has no action."""
 
@@ -53,6 +54,10 @@ class Node:
     total: float = 0.0
     busy: int = 0
     """How many workers are below it now (virtual loss)."""
+    error: str = ""
+    """Why nothing can follow it, where the environment and not the command failed."""
+    state: str = ""
+    """Of the processes that were running when it was stored: a replay must leave the same ones."""
 
     @property
     def depth(self) -> int:
@@ -86,16 +91,29 @@ class Scorer(Protocol):
     def score(self, environment: Environment) -> float | Awaitable[float]: ...
 
 
+class Watch(Protocol):
+    """Told what a search does, from any of its threads; for those who show it."""
+
+    def began(self, meter: Meter, nodes: Mapping[int, Node]) -> None: ...
+    def made(self, node: Node) -> None: ...
+    def ended(self) -> None: ...
+
+
 def called(work: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
-    """The answer of a plain or an async function, on a thread without an event loop."""
+    """The answer of a plain or an async function; the caller's thread may have an event loop of its own."""
     found = work(*arguments)
-    if inspect.isawaitable(found):
+    if not inspect.isawaitable(found):
+        return found
 
-        async def wait() -> T:
-            return await cast("Awaitable[T]", found)
+    async def wait() -> T:
+        return await cast("Awaitable[T]", found)
 
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
         return asyncio.run(wait())
-    return found
+    with ThreadPoolExecutor(1, thread_name_prefix="explore-await") as aside:
+        return aside.submit(asyncio.run, wait()).result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +123,12 @@ class Budget:
     seconds: float | None = None
     nodes: int | None = None
     forks: int | None = None
+    """How often a state is brought up from a snapshot, by fork or by restore."""
     storage_bytes: int | None = None
+    """Files and memory that the snapshots of the search hold. What workers stand on, the root and the best node are kept
+    whatever they take."""
+    memory_bytes: int | None = None
+    """The same, of the processes' memory alone."""
 
     def __post_init__(self) -> None:
         if self.seconds is None and self.nodes is None and self.forks is None:
@@ -115,12 +138,14 @@ class Budget:
 class Meter:
     """What of a budget is used up. Threads share one."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, *, nodes: int = 0, forks: int = 0, seconds: float = 0.0) -> None:
+        """What an interrupted run has used already counts."""
         self.budget = budget
         self._lock = threading.Lock()
-        self._began = time.monotonic()
-        self.nodes = 0
-        self.forks = 0
+        self._began = time.monotonic() - seconds
+        self._stopped = False
+        self.nodes = nodes
+        self.forks = forks
 
     @property
     def seconds(self) -> float:
@@ -129,27 +154,32 @@ class Meter:
     def claim_node(self) -> bool:
         """One more node may be made; False: the budget is used up."""
         with self._lock:
-            if self._over():
+            if self._stopped or self._late() or _reached(self.nodes, self.budget.nodes):
                 return False
             self.nodes += 1
             return True
 
-    def count_fork(self, n: int = 1) -> None:
+    def claim_fork(self) -> bool:
+        """One more state may be brought up."""
         with self._lock:
-            self.forks += n
+            if self._stopped or _reached(self.forks, self.budget.forks):
+                return False
+            self.forks += 1
+            return True
+
+    def stop(self) -> None:
+        """Nothing more is begun."""
+        with self._lock:
+            self._stopped = True
 
     @property
     def over(self) -> bool:
         with self._lock:
-            return self._over()
+            used = _reached(self.nodes, self.budget.nodes) or _reached(self.forks, self.budget.forks)
+            return self._stopped or self._late() or used
 
-    def _over(self) -> bool:
-        budget = self.budget
-        return (
-            (budget.seconds is not None and self.seconds >= budget.seconds)
-            or (budget.nodes is not None and self.nodes >= budget.nodes)
-            or (budget.forks is not None and self.forks >= budget.forks)
-        )
+    def _late(self) -> bool:
+        return self.budget.seconds is not None and self.seconds >= self.budget.seconds
 
     def left(self) -> str:
         """For a person."""
@@ -161,3 +191,7 @@ class Meter:
         if budget.forks is not None:
             words.append(f"{max(budget.forks - self.forks, 0)} forks")
         return ", ".join(words)
+
+
+def _reached(used: int, limit: int | None) -> bool:
+    return limit is not None and used >= limit

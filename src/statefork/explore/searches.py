@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from statefork.environment import Environment
-from statefork.explore.field import Field, ReplayDiffers
-from statefork.explore.model import Action, Budget, Meter, Node, Policy, Scorer, called
-from statefork.explore.trace import Trace, read_trace
+from statefork.errors import StoreError
+from statefork.explore.field import BudgetSpent, Field, ReplayDiffers
+from statefork.explore.model import Action, Budget, Meter, Node, Policy, Scorer, Watch, called
+from statefork.explore.trace import Trace, read_trace, used_so_far
 from statefork.explore.uct import Uct
 
-__all__ = ["Outcome", "beam", "best_of_n", "mcts", "retry"]
+__all__ = ["Outcome", "beam", "best_of_n", "mcts"]
 
 OnNode = Callable[[Node], None]
 
@@ -37,6 +40,33 @@ class Outcome:
     def actions(self) -> list[Action]:
         return self.best.history()
 
+    @property
+    def began(self) -> str:
+        """The snapshot of the state that the search began with."""
+        node = self.best
+        while node.parent is not None:
+            node = node.parent
+        assert node.snapshot is not None
+        return node.snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What an interrupted run left behind."""
+
+    nodes: dict[int, Node] | None = None
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, path: Path | None, resume: bool, algorithm: str) -> _Known:
+        if not resume or path is None or not path.exists():
+            return cls()
+        nodes, events = read_trace(path)
+        first = next((event for event in events if event["event"] == "run"), None)
+        if first is not None and first["algorithm"] != algorithm:
+            raise StoreError(f"{path} is the trace of a {first['algorithm']}; it cannot go on as a {algorithm}")
+        return cls(nodes, used_so_far(events))
+
 
 class _Run:
     """What all searches begin and end with."""
@@ -51,48 +81,79 @@ class _Run:
         *,
         resume: bool = False,
         on_node: OnNode | None = None,
-        **facts: Any,
+        watch: Watch | None = None,
+        note: Mapping[str, Any] | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
-        known = read_trace(trace)[0] if resume and trace is not None and trace.exists() else None
-        self.trace = Trace(trace, known)
-        self.trace.write(
-            "run",
-            algorithm=algorithm,
-            budget=asdict(budget),
-            backend=environment.backend,
-            resumed=known is not None,
-            **facts,
-        )
-        self.field = Field(environment, scorer, Meter(budget), self.trace, known=known, on_node=on_node)
+        known = _Known.of(trace, resume, algorithm)
+        self._watch = watch
+        self.trace = Trace(trace, known.nodes, seconds=known.seconds)
+        told = {**(facts or {}), **({"note": dict(note)} if note else {})}
+        resumed = known.nodes is not None
+        self.trace.run(algorithm=algorithm, budget=asdict(budget), backend=environment.backend, resumed=resumed, **told)
+        meter = Meter(budget, nodes=max(len(known.nodes or ()) - 1, 0), seconds=known.seconds)
+        try:
+            self.field = Field(environment, scorer, meter, self.trace, known=known.nodes, on_node=self._told(on_node))
+        except BaseException:
+            self.trace.__exit__(None, None, None)
+            raise
+        if watch is not None:
+            watch.began(meter, self.field.nodes)
+
+    def _told(self, on_node: OnNode | None) -> OnNode:
+        def tell(node: Node) -> None:
+            if self._watch is not None:
+                self._watch.made(node)
+            if on_node is not None:
+                on_node(node)
+
+        return tell
+
+    @contextmanager
+    def pool(self, workers: int) -> Iterator[ThreadPoolExecutor]:
+        """When one fails, or somebody interrupts, the others end what they are at and begin nothing more."""
+        with ThreadPoolExecutor(workers, thread_name_prefix="explore") as pool:
+            try:
+                yield pool
+            except BaseException:
+                self.field.meter.stop()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def finish(self) -> Outcome:
-        """Bring one worker to the best node and hand it over."""
+        """Bring one worker to the best node that can be had, and hand it over."""
         field = self.field
-        best = field.best()
-        with field.worker() as worker:
-            field.stand(worker, best)
+        with field.worker(last=True) as worker:
+            for best in field.ranking():
+                with contextlib.suppress(ReplayDiffers):
+                    field.stand(worker, best, last=True)
+                    break
         field.adopt(worker)
         field.close(keep=best)
-        seconds = field.meter.seconds
-        self.trace.write("end", best=best.id, score=best.score, nodes=len(field.nodes), seconds=round(seconds, 3))
-        return Outcome(best, worker, len(field.nodes), seconds)
+        meter = field.meter
+        facts = {"nodes": len(field.nodes), "forks": meter.forks, "seconds": round(meter.seconds, 3)}
+        self.trace.write("end", best=best.id, score=best.score, **facts)
+        return Outcome(best, worker, len(field.nodes), meter.seconds)
 
     def __enter__(self) -> _Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._watch is not None:
+            self._watch.ended()
         if kind is not None:
             self.field.close()
         self.trace.__exit__(kind, None, None)
 
 
 def _try(field: Field, parent: Node, action: Action) -> Node | None:
-    with field.worker() as worker:
-        try:
+    """None when it cannot be had any more, or the budget is used up."""
+    try:
+        with field.worker() as worker:
             field.stand(worker, parent)
-        except ReplayDiffers:
-            return None
-        return field.expand(worker, parent, action)
+            return field.expand(worker, parent, action)
+    except (ReplayDiffers, BudgetSpent):
+        return None
 
 
 def best_of_n(
@@ -100,16 +161,29 @@ def best_of_n(
     attempts: Sequence[Action | str],
     scorer: Scorer,
     *,
+    budget: Budget | None = None,
     workers: int = 4,
     trace: Path | None = None,
+    resume: bool = False,
     on_node: OnNode | None = None,
+    watch: Watch | None = None,
+    note: Mapping[str, Any] | None = None,
 ) -> Outcome:
-    """Try each attempt from the environment's present state, and keep the one that scores best."""
-    budget = Budget(nodes=len(attempts))
-    with _Run("best_of_n", environment, scorer, budget, trace, on_node=on_node) as run:
+    """Try each attempt from the environment's present state, and keep the one that scores best.
+
+    `resume`: go on with an interrupted run's trace; `environment` must stand where that run began.
+    """
+    budget = budget or Budget(nodes=len(attempts))
+    given: dict[str, Any] = {"resume": resume, "on_node": on_node, "watch": watch, "note": note}
+    with _Run("best_of_n", environment, scorer, budget, trace, **given) as run:
+        field = run.field
+        done = [child.action for child in field.root.children]
         actions = [one if isinstance(one, Action) else Action(one) for one in attempts]
-        with ThreadPoolExecutor(min(workers, len(actions) or 1), thread_name_prefix="explore") as pool:
-            list(pool.map(lambda action: _try(run.field, run.field.root, action), actions))
+        for one in done:
+            if one in actions:
+                actions.remove(one)
+        with run.pool(max(min(workers, len(actions)), 1)) as pool:
+            list(pool.map(lambda action: _try(field, field.root, action), actions))
         return run.finish()
 
 
@@ -124,19 +198,31 @@ def beam(
     depth: int = 10,
     workers: int = 4,
     trace: Path | None = None,
+    resume: bool = False,
     on_node: OnNode | None = None,
+    watch: Watch | None = None,
+    note: Mapping[str, Any] | None = None,
 ) -> Outcome:
-    """Level by level: `branching` actions from each of the `width` best nodes of the level before."""
-    with _Run("beam", environment, scorer, budget, trace, on_node=on_node, width=width, branching=branching) as run:
+    """Level by level: `branching` actions from each of the `width` best nodes of the level before.
+
+    `resume`: go on with an interrupted run's trace; `environment` must stand where that run began.
+    """
+    facts = {"width": width, "branching": branching, "depth": depth}
+    given: dict[str, Any] = {"resume": resume, "on_node": on_node, "watch": watch, "note": note}
+    with _Run("beam", environment, scorer, budget, trace, facts=facts, **given) as run:
         field, level = run.field, [run.field.root]
-        with ThreadPoolExecutor(workers, thread_name_prefix="explore") as pool:
-            for _ in range(depth):
+        with run.pool(workers) as pool:
+            for number in range(depth):
+                field.frontier = lambda node, number=number, level=tuple(level): (  # type: ignore[misc]
+                    not node.ended and (node in level or node.depth > number)
+                )
                 proposed = [
                     pair
                     for pairs in pool.map(lambda node: _proposals(field, policy, node, branching), level)
                     for pair in pairs
                 ]
-                made = [node for node in pool.map(lambda pair: _try(field, *pair), proposed) if node is not None]
+                list(pool.map(lambda pair: _try(field, *pair), proposed))
+                made = [child for node in level for child in node.children]  # of an interrupted run, too
                 level = sorted((node for node in made if not node.ended), key=lambda node: -node.score)[:width]
                 if not level or field.meter.over or any(node.score >= 1 for node in made):
                     break
@@ -144,12 +230,15 @@ def beam(
 
 
 def _proposals(field: Field, policy: Policy, node: Node, count: int) -> list[tuple[Node, Action]]:
-    with field.worker() as worker:
-        try:
+    count -= len(node.children)
+    if count <= 0:
+        return []
+    try:
+        with field.worker() as worker:
             field.stand(worker, node)
-        except ReplayDiffers:
-            return []
-        return [(node, action) for action in called(policy.propose, node, worker, count)]
+            return [(node, action) for action in dict.fromkeys(called(policy.propose, node, worker, count))]
+    except (ReplayDiffers, BudgetSpent):
+        return []
 
 
 def mcts(
@@ -166,40 +255,18 @@ def mcts(
     trace: Path | None = None,
     resume: bool = False,
     on_node: OnNode | None = None,
+    watch: Watch | None = None,
+    note: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Upper confidence trees with progressive widening; workers side by side are kept apart by virtual loss.
 
     `resume`: go on with an interrupted run's trace; `environment` must stand where that run began.
     """
-    facts = {"exploration": exploration, "widening": widening, "depth": depth, "seed": seed}
-    with _Run("mcts", environment, scorer, budget, trace, resume=resume, on_node=on_node, **facts) as run:
+    facts = {"exploration": exploration, "widening": widening, "depth": depth, "seed": seed, "workers": workers}
+    given: dict[str, Any] = {"resume": resume, "on_node": on_node, "watch": watch, "note": note}
+    with _Run("mcts", environment, scorer, budget, trace, facts=facts, **given) as run:
         uct = Uct(run.field, policy, exploration, widening, depth, random.Random(seed))
-        with ThreadPoolExecutor(workers, thread_name_prefix="explore") as pool:
+        with run.pool(workers) as pool:
             for future in [pool.submit(uct.work) for _ in range(workers)]:
                 future.result()
         return run.finish()
-
-
-def retry(
-    environment: Environment,
-    steps: Sequence[Action | str],
-    *,
-    accept: Callable[[Environment], bool] | None = None,
-    attempts: int = 3,
-) -> bool:
-    """Take the steps one after another in the environment itself; one that fails goes back to the clean state before it.
-
-    A step has failed when its command ends non-zero or `accept` says no. False when a step fails `attempts` times: the
-    environment then stands in the clean state before that step.
-    """
-    for one in steps:
-        action = one if isinstance(one, Action) else Action(one)
-        clean = environment.snapshot()
-        for _ in range(attempts):
-            done = environment.exec_command(action.command, timeout=action.timeout)
-            if done.ok and (accept is None or accept(environment)):
-                break
-            environment.restore(clean)
-        else:
-            return False
-    return True

@@ -1,12 +1,16 @@
 """The trace of a search: one JSON line for each thing that happened, written before anything is built on it.
 
-    {"event": "run", "algorithm": "mcts", "seed": 7, "budget": {...}, "started_at": ...}
-    {"event": "node", "node": 3, "parent": 1, "action": {...}, "exit_code": 0, "digest": ..., "score": 0.5, "ended": false,
-     "snapshot": "s-...", "at_ms": ..., "exec_ms": ..., "score_ms": ..., "snapshot_ms": ..., "output": "tail of it"}
+    {"event": "run", "algorithm": "mcts", "seed": 7, "budget": {...}, "backend": ..., "started_at": ..., "note": {...}}
+    {"event": "node", "node": 3, "parent": 1, "action": {...}, "exit_code": 0, "digest": ..., "state": ..., "score": 0.5,
+     "ended": false, "error": "", "snapshot": "s-...", "at_ms": ..., "stand_ms": ..., "exec_ms": ..., "score_ms": ...,
+     "snapshot_ms": ..., "output": "tail of it"}
     {"event": "drop", "node": 3}            its snapshot was dropped for want of room
-    {"event": "end", "best": 9, "nodes": 40, "seconds": 12.5}
+    {"event": "rebuilt", "node": 3, "snapshot": ...}    by replay, and found equal
+    {"event": "lost", "node": 3, "why": ...}            by replay, and found to differ
+    {"event": "end", "best": 9, "score": 1.0, "nodes": 40, "forks": 52, "seconds": 12.5}
 
-A torn last line, of a process that was killed, is left out; everything before it counts.
+`at_ms` counts from the beginning of the run; a run that goes on with an interrupted one begins with a line `run` of its own,
+and its clock goes on too. A torn last line, of a process that was killed, is left out; everything before it counts.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import json
 import threading
 import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,16 +28,16 @@ from typing import Any
 from statefork.errors import StoreError
 from statefork.explore.model import Action, Node
 
-__all__ = ["Trace", "read_trace"]
+__all__ = ["Trace", "read_trace", "used_so_far"]
 
 
 class Trace:
     """Append-only, from any thread. A path of None keeps nothing."""
 
-    def __init__(self, path: Path | None, nodes: dict[int, Node] | None = None) -> None:
-        """`nodes`: what an earlier, interrupted run wrote into it; new lines are added behind."""
+    def __init__(self, path: Path | None, nodes: dict[int, Node] | None = None, *, seconds: float = 0.0) -> None:
+        """`nodes`: what an earlier, interrupted run wrote into it in `seconds`; new lines are added behind."""
         self._lock = threading.Lock()
-        self._began = time.monotonic()
+        self._began = time.monotonic() - seconds
         self._file = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,6 +60,9 @@ class Trace:
             self._file.write(line + "\n")
             self._file.flush()
 
+    def run(self, **facts: Any) -> None:
+        self.write("run", started_at=datetime.now(UTC).isoformat(timespec="seconds"), **facts)
+
     def node(self, node: Node, **times: float) -> None:
         self.write(
             "node",
@@ -63,8 +71,10 @@ class Trace:
             action=None if node.action is None else asdict(node.action),
             exit_code=node.exit_code,
             digest=node.digest,
+            state=node.state,
             score=node.score,
             ended=node.ended,
+            error=node.error,
             snapshot=node.snapshot,
             output=node.output,
             **{name: round(value, 3) for name, value in times.items()},
@@ -97,7 +107,16 @@ def read_trace(path: Path) -> tuple[dict[int, Node], list[dict[str, Any]]]:
                     _add(nodes, event)
                 elif event["event"] == "drop":
                     nodes[event["node"]].snapshot = None
+                elif event["event"] == "rebuilt":
+                    nodes[event["node"]].snapshot = event["snapshot"]
+                elif event["event"] == "lost":
+                    nodes[event["node"]].ended = True
     return nodes, events
+
+
+def used_so_far(events: list[dict[str, Any]]) -> float:
+    """Seconds until the last thing that an interrupted run wrote down."""
+    return float(events[-1].get("at_ms", 0)) / 1000 if events else 0.0
 
 
 def _add(nodes: dict[int, Node], event: dict[str, Any]) -> None:
@@ -107,6 +126,7 @@ def _add(nodes: dict[int, Node], event: dict[str, Any]) -> None:
         event["node"], parent, action, event["score"], event["output"], event["digest"], event["exit_code"],
         event["snapshot"], event["ended"],
     )  # fmt: skip
+    node.error, node.state = event.get("error", ""), event.get("state", "")
     nodes[node.id] = node
     if parent is not None:
         parent.children.append(node)

@@ -7,10 +7,13 @@ import random
 import threading
 
 from statefork.environment import Environment
-from statefork.explore.field import Field, ReplayDiffers
+from statefork.explore.field import BudgetSpent, Field, ReplayDiffers
 from statefork.explore.model import Action, Node, Policy, called
 
 __all__ = ["Uct"]
+
+ASKED_IN_VAIN = 3
+"""A policy that names only what was named before, so often, has nothing else to try at a node."""
 
 
 class Uct:
@@ -23,28 +26,46 @@ class Uct:
         self._widening = widening
         self._depth = depth
         self._chance = chance
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._waiting: dict[int, list[Action]] = {}
+        self._given: dict[int, set[Action]] = {}
+        """What was proposed at a node, tried or not: another worker must not be given it again."""
         self._exhausted: set[int] = set()
         self.solved = threading.Event()
+        field.frontier = self._alive
         for node in sorted(field.nodes.values(), key=lambda node: node.id):
             self._learn(node)
 
     def work(self) -> None:
         """One worker's share: until it is solved, the budget is used up, or nothing is left to try."""
-        with self._field.worker() as worker:
+        try:
+            with self._field.worker() as worker:
+                while (node := self._take()) is not None:
+                    try:
+                        if not self._step(worker, node):
+                            return
+                    finally:
+                        with self._lock:
+                            self._mark(node, -1)
+                            self._lock.notify_all()
+        except BudgetSpent:
+            return
+        except BaseException:
+            self._field.meter.stop()  # the others end, too
+            raise
+
+    def _take(self) -> Node | None:
+        """The node to go on from; waits where only what others are just finding out can tell."""
+        with self._lock:
             while not self.solved.is_set() and not self._field.meter.over:
-                with self._lock:
-                    node = self._select()
-                    if node is None:
-                        return
+                node = self._select()
+                if node is not None:
                     self._mark(node, +1)
-                try:
-                    if not self._step(worker, node):
-                        return
-                finally:
-                    with self._lock:
-                        self._mark(node, -1)
+                    return node
+                if not self._field.root.busy:
+                    return None
+                self._lock.wait(1.0)
+            return None
 
     def _step(self, worker: Environment, node: Node) -> bool:
         """False when the budget is used up."""
@@ -65,16 +86,24 @@ class Uct:
         return True
 
     def _next_action(self, worker: Environment, node: Node) -> Action | None:
-        with self._lock:
-            if self._waiting.get(node.id):
-                return self._waiting[node.id].pop(0)
-        found = list(called(self._policy.propose, node, worker, self._allowed(node) + 1))
-        with self._lock:
+        for _ in range(ASKED_IN_VAIN):
+            with self._lock:
+                if self._waiting.get(node.id):
+                    return self._waiting[node.id].pop(0)
+                given = self._given.setdefault(node.id, {one.action for one in node.children if one.action})
+                wanted = self._allowed(node) + 1 + len(given) - len(node.children)
+            found = called(self._policy.propose, node, worker, wanted)
             if not found:
-                self._exhausted.add(node.id)
-                return None
-            self._waiting.setdefault(node.id, []).extend(found[1:])
-            return found[0]
+                break
+            with self._lock:
+                fresh = [action for action in dict.fromkeys(found) if action not in given]
+                given.update(fresh)
+                if fresh:
+                    self._waiting.setdefault(node.id, []).extend(fresh[1:])
+                    return fresh[0]
+        with self._lock:
+            self._exhausted.add(node.id)
+        return None
 
     def _allowed(self, node: Node) -> int:
         """Progressive widening: how many children a node may have grows with the root of its visits."""
