@@ -221,7 +221,10 @@ def allocated_bytes(root: Path) -> int:
     seen: set[int] = set()
     for directory, _, files in os.walk(root):
         for name in files:
-            st = os.lstat(os.path.join(directory, name))
+            try:
+                st = os.lstat(os.path.join(directory, name))
+            except FileNotFoundError:
+                continue  # the child of `discard_tree` is still at it
             if st.st_nlink == 1 or st.st_ino not in seen:
                 seen.add(st.st_ino)
                 total += st.st_blocks * 512
