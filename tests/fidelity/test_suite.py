@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 from statefork.errors import UsageError
 from statefork.testing.fidelity import Backend, Options, ShellCase, Verdict, all_cases, run_case, run_cases, select
 from statefork.testing.fidelity.report import as_document, as_page
+from statefork.testing.fidelity.subject import Inside
 from statefork.testing.fidelity.waypoint import CAPABILITIES, SessionSubject, opener
 
 CASE = ShellCase(
@@ -94,6 +98,36 @@ def test_one_broken_case_does_not_stop_the_others(home: Path) -> None:
     assert verdicts == [Verdict.FAILED, Verdict.PASSED]
 
 
+class Interrupting(ShellCase):
+    """The run is told to end while a command of this case runs, which would go on for five minutes."""
+
+    def setup(self, inside: Inside) -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGUSR1)
+        inside.sh("sleep 300", timeout=300)
+
+
+@pytest.mark.timeout(120)
+def test_an_interrupted_run_leaves_no_environment(home: Path) -> None:
+    made: list[SessionSubject] = []
+    make = opener(home)
+
+    def opened(options: Options) -> SessionSubject:
+        made.append(make(options))
+        return made[-1]
+
+    case = Interrupting("interrupting", "x", kind="shell", make=":", same=":", spoil=":")
+    before = signal.signal(signal.SIGUSR1, lambda *_: sys.exit(143))
+    try:
+        with pytest.raises(SystemExit):
+            run_cases(Backend("waypoint", opened, CAPABILITIES), [case, CASE], jobs=1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    left = {record.id for record in made[0]._engine.sessions()}
+    assert [one.session.id for one in made if one.session.id in left] == []
+
+
 def test_names_are_unique_and_can_be_chosen_by_pattern() -> None:
     names = [f"{case.kind}/{case.name}" for case in all_cases()]
     assert len(names) == len(set(names))
@@ -108,3 +142,8 @@ def test_the_page_has_a_row_for_each_case(home: Path) -> None:
     document = as_document("waypoint", [result])
     assert document["counts"] == {"passed": 1}
     assert "| variable | a variable and a file | ok |" in as_page([document])
+
+
+def test_what_a_backend_was_not_asked_is_not_left_blank(home: Path) -> None:
+    document = as_document("waypoint", [run_case(backend(home), CASE)])
+    assert "| variable | a variable and a file | ok | not run |" in as_page([document, as_document("other", [])])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
+import signal
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +15,7 @@ import click
 from statefork.cli.pages import write_between_marks
 
 if TYPE_CHECKING:
+    from statefork.environment import Environment
     from statefork.testing.fidelity import Backend, Result
 
 __all__ = ["fidelity"]
@@ -23,6 +26,7 @@ __all__ = ["fidelity"]
 @click.option("--case", "-c", "cases", multiple=True, metavar="CASE", help="A case, a kind, or a pattern of either.")
 @click.option("--option", "-o", "options", multiple=True, metavar="NAME=VALUE", help="An argument of the backend's.")
 @click.option("--jobs", "-j", default=1, show_default=True, type=click.IntRange(1, 64), help="Cases at a time.")
+@click.option("--all", "judge_all", is_flag=True, help="Judge also single cases that the backend is known to lose.")
 @click.option("--list", "only_list", is_flag=True, help="Name the cases and run none.")
 @click.option("--page", type=click.Path(path_type=Path), help="Write the table of docs/fidelity.md from JSON documents.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
@@ -32,6 +36,7 @@ def fidelity(
     cases: tuple[str, ...],
     options: tuple[str, ...],
     jobs: int,
+    judge_all: bool,
     only_list: bool,
     page: Path | None,
     as_json: bool,
@@ -55,8 +60,9 @@ def fidelity(
     def show(result: Result) -> None:
         click.echo(report.line(result), err=as_json)
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that no environment is left behind
     with tempfile.TemporaryDirectory(prefix="fidelity-", dir="/var/tmp") as home:
-        results = run_cases(_backend(backend, options, Path(home)), chosen, jobs=jobs, on_result=show)
+        results = run_cases(_backend(backend, options, Path(home), judge_all), chosen, jobs=jobs, on_result=show)
     for result in results:
         if result.verdict in (Verdict.FAILED, Verdict.SKIPPED):
             click.echo(f"{result.kind}/{result.case}: {result.message}", err=True)
@@ -68,12 +74,12 @@ def fidelity(
         raise SystemExit(1)
 
 
-def _backend(name: str, options: tuple[str, ...], home: Path) -> Backend:
+def _backend(name: str, options: tuple[str, ...], home: Path, judge_all: bool) -> Backend:
     from statefork.errors import UsageError
     from statefork.factory import create_env_manager
     from statefork.registry import backends
     from statefork.testing.fidelity import Backend, environment_backend
-    from statefork.testing.fidelity.known import NOT_CLAIMED
+    from statefork.testing.fidelity.known import CLAIMED, NOT_CLAIMED
     from statefork.testing.fidelity.waypoint import CAPABILITIES, opener
 
     if name == "waypoint" and not options:
@@ -86,8 +92,12 @@ def _backend(name: str, options: tuple[str, ...], home: Path) -> Backend:
         given[key] = value
     found = backends().get(name)
     method = found.methods[0].name if found else name
-    known = NOT_CLAIMED.get(name, {})
-    return environment_backend(name, lambda: create_env_manager(method, home=home, **_named(method, given)), known)
+    known = {} if judge_all else NOT_CLAIMED.get(name, {})
+
+    def make() -> Environment:
+        return create_env_manager(method, home=home, **_named(method, given))
+
+    return environment_backend(name, make, known, CLAIMED.get(name, ()))
 
 
 def _named(method: str, given: dict[str, str]) -> dict[str, str]:

@@ -13,9 +13,11 @@ from typing import ClassVar
 
 from statefork.testing.fidelity.subject import CaseFailed, Inside, Options
 
-__all__ = ["Case", "ShellCase", "says", "slug"]
+__all__ = ["SCRATCH", "Case", "ShellCase", "says", "slug"]
 
 SHELL = frozenset({"shell"})
+SCRATCH = "${STATEFORK_DIR:-/tmp}"
+"""For cases that do not need files to come back: where forks share the host's, each has this directory for itself."""
 
 
 class Case:

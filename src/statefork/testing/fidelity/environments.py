@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from statefork.environment import Environment
-from statefork.errors import Unsupported
+from statefork.errors import Unsupported, UsageError
 from statefork.model import Capability, ExecResult, RestoreResult
 from statefork.testing.fidelity.runner import Backend
 from statefork.testing.fidelity.subject import Channel, Options
@@ -57,12 +57,21 @@ class EnvironmentSubject:
 
 
 def environment_backend(
-    name: str, make: Callable[[], Environment], unclaimed: Mapping[str, str] | None = None
+    name: str,
+    make: Callable[[], Environment],
+    unclaimed: Mapping[str, str] | None = None,
+    claimed: Iterable[str] = (),
 ) -> Backend:
-    """The backend claims what its probe found; it is probed by making one environment. `unclaimed`: see Backend."""
+    """The backend claims what its probe found; it is probed by making one environment. `unclaimed`: see Backend.
+
+    `claimed`: what it brings back beside that, of `network`, `ipc`, `inodes` and `controlling-terminal`.
+    """
+    unknown = set(claimed) - _OF_A_MACHINE
+    if unknown:
+        raise UsageError(f"{name}: nobody can claim {', '.join(sorted(unknown))}; choose of {sorted(_OF_A_MACHINE)}")
     with make() as environment:
         restores = environment.capabilities.restores
-    claims = frozenset(str(one) for one in restores if one != Capability.TERMINAL)
+    claims = frozenset(str(one) for one in restores if one != Capability.TERMINAL) | frozenset(claimed)
     if Capability.MACHINE in restores:
         claims |= _OF_A_MACHINE
 

@@ -13,7 +13,8 @@ from statefork.testing.fidelity.subject import CaseFailed, Inside, Options
 
 __all__ = ["ProbeCase", "probe_cases"]
 
-_ROOT = "/var/tmp/fidelity"
+_ROOT = "${STATEFORK_DIR:-/var/tmp}/fidelity"
+"""Expanded by the shell inside. Where forks share the host's files, each has that directory for itself."""
 
 
 class ProbeCase(Case):

@@ -18,6 +18,7 @@ _MARKS = {
     Verdict.NOT_CLAIMED: "-",
     Verdict.SKIPPED: "skipped",
 }
+_NOT_RUN = "not run"
 
 
 def line(result: Result) -> str:
@@ -51,7 +52,7 @@ def as_document(backend: str, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def as_page(documents: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table of one column for each backend; `ok` means all three ways."""
+    """A Markdown table of one column for each backend; `ok` means all three ways. The first document has all cases."""
     names = [document["backend"] for document in documents]
     by_name = [{f"{case['kind']}/{case['case']}": case for case in document["cases"]} for document in documents]
     lines = []
@@ -59,7 +60,7 @@ def as_page(documents: Sequence[dict[str, Any]]) -> str:
         lines += [f"### {kind}", "", f"| case | what | {' | '.join(names)} |", f"| --- | --- |{' --- |' * len(names)}"]
         for key, case in by_name[0].items():
             if case["kind"] == kind:
-                cells = " | ".join(_MARKS[Verdict(found[key]["verdict"])] if key in found else "" for found in by_name)
+                cells = " | ".join(_MARKS[Verdict(found[key]["verdict"])] if key in found else _NOT_RUN for found in by_name)
                 lines.append(f"| {case['case']} | {case['summary'].replace('|', chr(92) + '|')} | {cells} |")
         lines.append("")
     return "\n".join(lines)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -85,16 +86,27 @@ def run_cases(
     jobs: int = 1,
     on_result: Callable[[Result], None] | None = None,
 ) -> list[Result]:
-    """All cases, `jobs` at a time, in the order given. No case stops another."""
+    """All cases, `jobs` at a time, in the order given. No case stops another.
+
+    What interrupts it (Ctrl-C, SystemExit of a signal handler) goes on to the caller when no environment is left.
+    """
+    stopped = threading.Event()
 
     def one(case: Case) -> Result:
         result = run_case(backend, case)
-        if on_result is not None:
+        if on_result is not None and not stopped.is_set():
             on_result(result)
         return result
 
     with ThreadPoolExecutor(jobs, thread_name_prefix="fidelity") as pool:
-        return list(pool.map(one, cases))
+        futures = [pool.submit(one, case) for case in cases]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            _destroy_live()  # the cases that hold them fail at once, and the pool can end
+            raise
 
 
 def run_case(backend: Backend, case: Case) -> Result:
@@ -238,11 +250,23 @@ def _forks(inside: Inside, n: int, snapshot: str) -> Iterator[list[Inside]]:
         yield [Inside(subject) for subject in subjects]
 
 
+_live: dict[int, Subject] = {}
+"""Those that cases hold now, of all threads."""
+
+
 @contextlib.contextmanager
-def _destroyed(subjects: Iterable[Subject]) -> Iterator[None]:
+def _destroyed(subjects: Sequence[Subject]) -> Iterator[None]:
+    _live.update((id(subject), subject) for subject in subjects)
     try:
         yield
     finally:
         for subject in subjects:
             with contextlib.suppress(WaypointError):
                 subject.destroy()
+            _live.pop(id(subject), None)
+
+
+def _destroy_live() -> None:
+    for subject in list(_live.values()):
+        with contextlib.suppress(WaypointError, OSError):
+            subject.destroy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statefork.testing.fidelity.case import Case, ShellCase
+from statefork.testing.fidelity.case import SCRATCH, Case, ShellCase
 from statefork.testing.fidelity.shell_running import RUNNING
 from statefork.testing.fidelity.subject import CaseFailed, Inside
 
@@ -52,10 +52,10 @@ CASES: tuple[Case, ...] = (
         "cwd",
         "the working directory, and the one before",
         kind="shell",
-        make="mkdir -p '/tmp/a b/c' && cd '/tmp/a b' && cd c",
+        make=f"mkdir -p {SCRATCH}/'a b/c' && cd {SCRATCH}/'a b' && cd c",
         same="pwd; echo $OLDPWD; dirs -p",
         spoil="cd /; cd /usr",
-        use="cd - && [ \"$PWD\" = '/tmp/a b' ]",
+        use=f"cd - && [ \"$PWD\" = {SCRATCH}/'a b' ]",
     ),
     Gone(),
     ShellCase(
@@ -115,10 +115,10 @@ CASES: tuple[Case, ...] = (
         "traps",
         "traps, and that they fire",
         kind="shell",
-        make="trap 'echo usr1 >>/tmp/fired' USR1; trap '' TERM; trap 'echo bye' EXIT",
+        make=f"trap 'echo usr1 >>{SCRATCH}/fired' USR1; trap '' TERM; trap 'echo bye' EXIT",
         same="trap -p",
         spoil="trap - USR1 TERM EXIT",
-        use='kill -USR1 $$; kill -TERM $$; [ "$(cat /tmp/fired)" = usr1 ]',
+        use=f'kill -USR1 $$; kill -TERM $$; [ "$(cat {SCRATCH}/fired)" = usr1 ]',
     ),
     ShellCase(
         "umask",
@@ -127,7 +127,7 @@ CASES: tuple[Case, ...] = (
         make="umask 027",
         same="umask -S",
         spoil="umask 0",
-        use="touch /tmp/masked && [ $(stat -c %a /tmp/masked) = 640 ]",
+        use=f"touch {SCRATCH}/masked && [ $(stat -c %a {SCRATCH}/masked) = 640 ]",
     ),
     ShellCase(
         "ulimit",
@@ -200,7 +200,7 @@ CASES: tuple[Case, ...] = (
         programs=("python3",),
         packages=("python3-venv",),
         modules=("venv",),
-        make="python3 -m venv --without-pip /tmp/venv && . /tmp/venv/bin/activate",
+        make=f"python3 -m venv --without-pip {SCRATCH}/venv && . {SCRATCH}/venv/bin/activate",
         same="echo $VIRTUAL_ENV; command -v python; python -c 'import sys; print(sys.prefix)'; echo \"$PS1\"",
         spoil="deactivate",
         use='deactivate && [ -z "${VIRTUAL_ENV-}" ] && [ "$(type -t deactivate)" != function ]',
@@ -209,7 +209,7 @@ CASES: tuple[Case, ...] = (
         "sourced-environment",
         "what a sourced file left behind",
         kind="shell",
-        make="printf '%s\\n' 'set -a; REGION=north; set +a' 'tool() { echo \"$REGION $1\"; }' >/tmp/env.sh; . /tmp/env.sh; rm /tmp/env.sh",
+        make=f"printf '%s\\n' 'set -a; REGION=north; set +a' 'tool() {{ echo \"$REGION $1\"; }}' >{SCRATCH}/env.sh; . {SCRATCH}/env.sh; rm {SCRATCH}/env.sh",
         same="tool x; sh -c 'echo $REGION'",
         spoil="REGION=south",
     ),

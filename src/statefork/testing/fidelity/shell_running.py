@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from statefork.errors import WaypointError
-from statefork.testing.fidelity.case import Case, ShellCase
+from statefork.testing.fidelity.case import SCRATCH, Case, ShellCase
 from statefork.testing.fidelity.subject import CaseFailed, Inside
 
 __all__ = ["RUNNING"]
@@ -55,7 +55,7 @@ RUNNING: tuple[Case, ...] = (
         "a process substitution that is being read",
         kind="shell",
         needs=_NEEDS,
-        make="mkfifo /tmp/gate; exec 5<>/tmp/gate; exec 4< <(echo one; read -r word <&5; echo two $word); read -r first <&4",
+        make=f"mkfifo {SCRATCH}/gate; exec 5<>{SCRATCH}/gate; exec 4< <(echo one; read -r word <&5; echo two $word); read -r first <&4",
         same="echo $first; readlink /proc/$$/fd/4 | cut -d: -f1",
         spoil="echo wrong >&5; read -r first <&4; exec 4<&-",
         use="echo right >&5; read -r second <&4; [ \"$second\" = 'two right' ]; ! read -r third <&4",
@@ -75,10 +75,13 @@ RUNNING: tuple[Case, ...] = (
         "background jobs: the list, wait and the right status",
         kind="shell",
         needs=_NEEDS,
-        make=("mkfifo /tmp/one /tmp/two", "(read -r _ </tmp/one; exit 5) & (read -r _ </tmp/two; exit 6) & sleep 1000 & :"),
+        make=(
+            f"mkfifo {SCRATCH}/one {SCRATCH}/two",
+            f"(read -r _ <{SCRATCH}/one; exit 5) & (read -r _ <{SCRATCH}/two; exit 6) & sleep 1000 & :",
+        ),
         same="jobs -l",
-        spoil="echo >/tmp/one; wait %1; kill %3",
-        use="echo >/tmp/two; wait %2; [ $? = 6 ]; echo >/tmp/one; wait %1; [ $? = 5 ]; kill %3; wait %3; [ $? = 143 ]",
+        spoil=f"echo >{SCRATCH}/one; wait %1; kill %3",
+        use=f"echo >{SCRATCH}/two; wait %2; [ $? = 6 ]; echo >{SCRATCH}/one; wait %1; [ $? = 5 ]; kill %3; wait %3; [ $? = 143 ]",
     ),
     ShellCase(
         "job-to-foreground",

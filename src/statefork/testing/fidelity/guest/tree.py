@@ -116,13 +116,14 @@ class StoppedProcess(Probe):
 
 
 class Daemon(Probe):
-    """A double-forked daemon in a session of its own, adopted by PID 1."""
+    """A double-forked daemon in a session of its own, adopted by PID 1 or whoever adopts orphans there."""
 
     def __init__(self) -> None:
         server = socket.socket(socket.AF_UNIX)
         server.bind(f"{self.directory}/daemon")
         server.listen()
-        if os.fork() == 0:
+        between = os.fork()
+        if between == 0:
             os.setsid()
             if os.fork() == 0:
                 os.chdir("/")
@@ -136,7 +137,7 @@ class Daemon(Probe):
         os.wait()
         server.close()
         self.pid = int(self._ask(b"").split()[0])
-        wait_until(lambda: self._ask(b"").split()[1] == "1", "the daemon is adopted")
+        wait_until(lambda: self._ask(b"").split()[1] != str(between), "the daemon is adopted")
 
     def _ask(self, what: bytes) -> str:
         with socket.socket(socket.AF_UNIX) as client:
