@@ -1,5 +1,6 @@
 """Search over live state, on any backend: fork, act, judge, keep the best, drop the rest."""
 
+from statefork.explore.chat import ChatPolicy, ChatSettings
 from statefork.explore.field import ReplayDiffers
 from statefork.explore.model import Action, Budget, Node, Policy, Scorer, Watch
 from statefork.explore.policies import Scripts, Weighted
@@ -13,6 +14,8 @@ __all__ = [
     "Action",
     "Budget",
     "ByCallable",
+    "ChatPolicy",
+    "ChatSettings",
     "ExitCode",
     "Node",
     "Number",
