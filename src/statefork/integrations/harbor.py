@@ -1,0 +1,215 @@
+"""Harbor trials on Waypoint: `harbor run -e statefork.integrations.harbor:WaypointEnvironment`.
+
+Each command is a program of its own, as Harbor's other environments run them; what it leaves running (servers, tmux)
+stays, and is part of every snapshot. Agents call `snapshot`, `restore` and `fork` on the environment that Harbor gives
+them. Nothing of the host is mounted: Harbor copies tests in and logs out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+from harbor.environments.base import BaseEnvironment, ExecResult, OutputCallback
+from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
+from harbor.models.trial.config import ResourceMode
+
+from statefork.environment import Environment
+from statefork.errors import ExecTimeout, WaypointError, WrongState
+from statefork.experiment.base import IMAGE, give_to_waypoint
+from statefork.factory import create_env_manager
+from statefork.home import default_home
+from statefork.integrations.programs import in_thread, run_program
+from statefork.model import OnOutput, RestoreResult, Stream
+from waypoint.engine import Engine
+
+__all__ = ["WaypointEnvironment"]
+
+
+class WaypointEnvironment(BaseEnvironment):
+    """Takes from `--ek`: `home` (StateFork's state directory), `store` (Waypoint's), `rootfs` (a directory or archive to
+    start from instead of the task's Dockerfile), `network` (none, nat or host; by default what the task asks for)."""
+
+    def __init__(
+        self,
+        *args: Any,
+        home: str | None = None,
+        store: str | None = None,
+        rootfs: str | None = None,
+        network: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._home, self._store, self._rootfs, self._network = home, store, rootfs, network
+        self._live: Environment | None = None
+        self._forks: list[WaypointEnvironment] = []
+        self._shell = "sh"
+        super().__init__(*args, **kwargs)
+        self._image_user = _dockerfile_user(self._dockerfile)
+
+    # -- what Harbor asks before it starts anything ------------------------------------------------------------------
+
+    @staticmethod
+    def type() -> str:
+        return "waypoint"
+
+    @property
+    def capabilities(self) -> EnvironmentCapabilities:
+        return EnvironmentCapabilities(disable_internet=True)
+
+    @classmethod
+    def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
+        return EnvironmentResourceCapabilities(cpu_limit=True, memory_limit=True)
+
+    @classmethod
+    def preflight(cls) -> None:
+        from statefork.backends.waypoint import BACKEND
+
+        try:
+            found = BACKEND.probe()
+        except WaypointError as error:
+            raise SystemExit(f"Waypoint does not work here: {error}; `waypoint doctor` tells more") from error
+        if not found.full:
+            raise SystemExit(f"Waypoint cannot store processes here: {dict(found.missing)}; see `waypoint doctor`")
+
+    @property
+    def _dockerfile(self) -> Path:
+        return Path(self.environment_dir) / "Dockerfile"
+
+    def _validate_definition(self) -> None:
+        if (Path(self.environment_dir) / "docker-compose.yaml").exists():
+            raise ValueError(f"{self.environment_dir} is a compose project; Waypoint runs tasks with one Dockerfile")
+        if self._rootfs is None and not self._dockerfile.exists():
+            raise FileNotFoundError(
+                f"{self._dockerfile} does not exist, and images are not pulled; name a root file system: --ek rootfs=FILE"
+            )
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self, force_build: bool) -> None:
+        """Built steps are cached by content, so `force_build` makes no difference: what changed is built."""
+        arguments: dict[str, Any] = {"user": "root", "workdir": self.task_env_config.workdir, "store": self._store}
+        if self._rootfs:
+            arguments["rootfs"] = self._rootfs
+        else:
+            arguments["dockerfile_dir"] = str(self.environment_dir)
+        arguments["network"] = self._network or ("none" if self._network_disabled else "nat")
+        arguments["cpus"] = self._resource_limit_value("cpu", auto_mode=ResourceMode.LIMIT)
+        memory_mb = self._resource_limit_value("memory", auto_mode=ResourceMode.LIMIT)
+        arguments["memory"] = f"{memory_mb}M" if memory_mb else None
+        await in_thread(self._give_base)
+        given = {name: value for name, value in arguments.items() if value is not None}
+        self._live = await in_thread(lambda: create_env_manager("waypoint_build", home=self._home, **given))
+        if (await run_program(self._live, ["sh", "-c", "command -v bash"])).ok:
+            self._shell = "bash"
+        await self.ensure_dirs(self._mount_targets(writable_only=True))
+        await self._upload_environment_dir_after_start()
+
+    async def stop(self, delete: bool) -> None:
+        """The environment ends with its owner's process in any case, so `delete=False` keeps nothing either."""
+        live, self._live = self._live, None
+        forks, self._forks = self._forks, []
+        for fork in forks:
+            await fork.stop(delete)
+        if live is not None:
+            await in_thread(live.destroy)
+
+    def _give_base(self) -> None:
+        """The image that the tasks of this repository are built from is in no registry."""
+        if self._rootfs is None and f"FROM {IMAGE}" in self._dockerfile.read_text():
+            home = Path(self._home) if self._home else default_home()
+            with Engine(Path(self._store or os.environ.get("WAYPOINT_HOME") or home / "waypoint")) as engine:
+                give_to_waypoint(engine)
+
+    # -- states: what Harbor has no word for --------------------------------------------------------------------------
+
+    @property
+    def environment(self) -> Environment:
+        """The environment itself, for everything else that it can do."""
+        if self._live is None:
+            raise WrongState(f"{self.session_id} has not been started, or was stopped")
+        return self._live
+
+    async def snapshot(self, name: str | None = None) -> str:
+        """Files, processes, memory, tmux sessions and all; returns the snapshot's id."""
+        return await in_thread(lambda: self.environment.snapshot(name))
+
+    async def restore(self, snapshot: str) -> RestoreResult:
+        return await in_thread(lambda: self.environment.restore(snapshot))
+
+    async def fork(self, n: int = 1, *, from_snapshot: str | None = None) -> list[WaypointEnvironment]:
+        """N more environments for Harbor's agents. They end with this one, unless stopped before."""
+        made = await in_thread(lambda: self.environment.fork(n, from_snapshot=from_snapshot))
+        forks = []
+        for number, live in enumerate(made, start=len(self._forks) + 1):
+            fork = copy.copy(self)
+            fork.session_id = f"{self.session_id}__fork{number}"
+            fork._live, fork._forks = live, []
+            forks.append(fork)
+        self._forks += forks
+        return forks
+
+    # -- commands and files -------------------------------------------------------------------------------------------
+
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        user = self._resolve_user(user)
+        callback = self._output_callback()
+        try:
+            result = await run_program(
+                self.environment,
+                [self._shell, "-c", command],
+                user=user if user is not None else self._image_user,
+                timeout=timeout_sec,
+                cwd=cwd,  # else where the session begins: the task's workdir, or the image's
+                env=self._merge_env(env),
+                on_output=_told(callback, asyncio.get_running_loop()) if callback else None,
+            )
+        except ExecTimeout as error:  # what Harbor's own docker environment raises, in its words
+            raise RuntimeError(f"Command timed out after {timeout_sec} seconds") from error
+        return ExecResult(stdout=result.stdout, stderr=result.stderr, return_code=result.exit_code)
+
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        await in_thread(lambda: self.environment.upload(source_path, target_path))
+
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        await in_thread(lambda: self.environment.upload(source_dir, target_dir))
+
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        await in_thread(lambda: self.environment.download(source_path, target_path))
+
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        await in_thread(lambda: self.environment.download(source_dir, target_dir))
+
+
+def _told(callback: OutputCallback, loop: asyncio.AbstractEventLoop) -> OnOutput:
+    """Output arrives on a thread, in pieces that may end inside a character."""
+    decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream in ("stdout", "stderr")}
+
+    def tell(stream: Stream, data: bytes) -> None:
+        text = decoders[stream].decode(data)
+        if text:
+            asyncio.run_coroutine_threadsafe(callback(text, stream), loop)
+
+    return tell
+
+
+def _dockerfile_user(dockerfile: Path) -> str | None:
+    """The USER of the last stage: the session itself is root's, so that Harbor can act as any user."""
+    user: str | None = None
+    for line in dockerfile.read_text().splitlines() if dockerfile.exists() else ():
+        word, _, rest = line.strip().partition(" ")
+        if word.upper() == "FROM":
+            user = None
+        elif word.upper() == "USER":
+            user = rest.strip().partition(":")[0] or None
+    return user
