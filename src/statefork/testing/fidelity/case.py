@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from statefork.testing.fidelity.subject import CaseFailed, Inside, Options
+from statefork.testing.fidelity.subject import DEADLINE_SECONDS, CaseFailed, Inside, Options
 
 __all__ = ["SCRATCH", "Case", "ShellCase", "says", "slug"]
 
@@ -77,20 +77,22 @@ class ShellCase(Case):
     packages: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     options: Options = field(default_factory=Options)
+    timeout: float = DEADLINE_SECONDS
+    """For each command; more than usual where there is really much to do."""
 
     def setup(self, inside: Inside) -> None:
         for command in (self.make,) if isinstance(self.make, str) else self.make:
-            inside.sh(command)
+            inside.sh(command, timeout=self.timeout)
 
     def observe(self, inside: Inside) -> str:
-        return inside.sh(self.same)
+        return inside.sh(self.same, timeout=self.timeout)
 
     def perturb(self, inside: Inside) -> None:
-        inside.sh(self.spoil)
+        inside.sh(self.spoil, timeout=self.timeout)
 
     def works(self, inside: Inside) -> None:
         if self.use:
-            inside.sh(self.use)
+            inside.sh(self.use, timeout=self.timeout)
 
 
 def says(message: str, wanted: Iterable[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statefork.testing.fidelity.case import Case, ShellCase
 from statefork.testing.fidelity.guest import filelocks, openfiles
 from statefork.testing.fidelity.programs_inside import probe_cases
-from statefork.testing.fidelity.subject import Options
+from statefork.testing.fidelity.subject import DEADLINE_SECONDS, Options
 
 __all__ = ["CASES"]
 
@@ -24,6 +24,7 @@ def _files(
     use: str = "",
     programs: tuple[str, ...] = (),
     packages: tuple[str, ...] = (),
+    timeout: float = DEADLINE_SECONDS,
 ) -> Case:
     """A case in a directory of its own. The paths are absolute: a backend that restores files only has a new shell."""
     here = f"cd {_D} && "
@@ -38,6 +39,7 @@ def _files(
         needs=_FILES,
         programs=programs,
         packages=packages,
+        timeout=timeout,
     )
 
 
@@ -90,7 +92,7 @@ _PLAIN = (
            same="find . -print0 | sort -z | md5sum; cat $'\\xff\\xfe' ./-rf", spoil="rm -- $'new\\nline' -rf ' '", use="cat $'new\\nline' ' '"),
     _files("deep-trees", "20,000 files and a path 200 directories deep",
            make="mkdir t; (cd t; for i in {1..100}; do mkdir d$i; (cd d$i; printf '%s\\0' f{1..200} | xargs -0 touch); done); p=.; for i in {1..200}; do p=$p/d; done; mkdir -p $p; echo end >$p/end",
-           same="find . | wc -l; find . -printf '%p %y %s\\n' | sort | md5sum", spoil="rm -r t/d7; touch t/d8/new"),
+           same="find . | wc -l; find . -printf '%p %y %s\\n' | sort | md5sum", spoil="rm -r t/d7; touch t/d8/new", timeout=300),
     _files("tmp", "/tmp", make="echo t >/tmp/t; mkdir -p /tmp/sub; stat -c %a /tmp >mode", same="cat /tmp/t mode; ls -d /tmp/sub; stat -c '%a' /tmp", spoil="rm -r /tmp/t /tmp/sub"),
     _files("dev-shm", "/dev/shm", make="echo s >/dev/shm/s; chmod 600 /dev/shm/s", same="cat /dev/shm/s; stat -c %a /dev/shm/s", spoil="echo x >/dev/shm/s"),
     _files("run", "/run", make="mkdir -p /run/app; echo 123 >/run/app/pid", same="cat /run/app/pid", spoil="rm -r /run/app"),

@@ -40,13 +40,13 @@ _MAKE = ShellCase(
     programs=("make",),
     packages=("make",),
     make=(
-        "mkdir -p /var/tmp/mk && cd /var/tmp/mk && mkfifo gate && exec 7<>gate && printf '%b\\n' "
-        "'all: a b c d e f' 'a b c:' '\\t@touch $@' 'd e f: a' '\\t@read x <gate; echo $$x >$@' >Makefile",
+        "mkdir -p /var/tmp/mk && cd /var/tmp/mk && mkfifo gate-d gate-e gate-f && exec 5<>gate-d 6<>gate-e 7<>gate-f && "
+        "printf '%b\\n' 'all: a b c d e f' 'a b c:' '\\t@touch $@' 'd e f: a' '\\t@read x <gate-$@; echo $$x >$@' >Makefile",
         "make -j4 >log 2>&1 & while [ $(pgrep -xc -f \"/bin/sh -c read x <gate.*\") -lt 3 ]; do sleep 0.02; done",
     ),
     same="ls; jobs %1; pgrep -xc -f '/bin/sh -c read x <gate.*'",
-    spoil="echo 1 >gate; while [ $(pgrep -xc -f '/bin/sh -c read x <gate.*') -gt 2 ]; do sleep 0.02; done",
-    use="printf '1\\n2\\n3\\n' >&7; wait %1 && [ $(cat d e f | sort | tr -d '\\n') = 123 ] && make -q",
+    spoil="echo 1 >&5; while [ $(pgrep -xc -f '/bin/sh -c read x <gate.*') -gt 2 ]; do sleep 0.02; done",
+    use="echo 1 >&5; echo 2 >&6; echo 3 >&7; wait %1 && [ $(cat d e f | sort | tr -d '\\n') = 123 ] && make -q",
 )
 
 _PYTEST = ShellCase(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
+import termios
 
 from .probe import Probe
 
@@ -232,7 +234,7 @@ class CopiedUp(Probe):
 
 
 class Inotify(Probe):
-    """inotify watches on a file and a directory, and events that nobody has read yet."""
+    """inotify watches on a file and a directory."""
 
     needs = ("files", "processes", "memory")
 
@@ -248,8 +250,10 @@ class Inotify(Probe):
         assert self.file_watch > 0, "inotify_add_watch"
 
     def observe(self) -> object:
+        unread = fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4))
         with open(f"/proc/self/fdinfo/{self.fd}") as info:
-            return sorted(" ".join(line.split()[1:2] + [word for word in line.split() if word.startswith("mask")]) for line in info if line.startswith("inotify"))
+            watches = sorted(" ".join(line.split()[1:2] + [word for word in line.split() if word.startswith("mask")]) for line in info if line.startswith("inotify"))
+        return watches, unread
 
     def perturb(self) -> None:
         self.libc.inotify_rm_watch(self.fd, self.dir_watch)

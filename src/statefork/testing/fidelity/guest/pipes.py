@@ -171,8 +171,13 @@ class EventFd(Probe):
         self.counter = _libc.eventfd(5, os.O_NONBLOCK)
 
     def observe(self) -> object:
-        with open(f"/proc/self/fdinfo/{self.counter}") as info:
-            return next(line for line in info if line.startswith("eventfd-count")).split()[1]
+        """Taken out and put back: not every kernel shows it in /proc."""
+        try:
+            count = os.read(self.counter, 8)
+        except BlockingIOError:
+            return 0
+        os.write(self.counter, count)
+        return struct.unpack("Q", count)[0]
 
     def perturb(self) -> None:
         os.read(self.counter, 8)
@@ -200,6 +205,7 @@ class EpollSet(Probe):
 
     def perturb(self) -> None:
         self.epoll.unregister(self.pairs[1][0])
+        os.read(self.pairs[0][0], 1)
 
     def works(self) -> None:
         os.read(self.pairs[0][0], 1)
