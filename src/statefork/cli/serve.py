@@ -23,6 +23,8 @@ __all__ = ["serve"]
 @click.option("--tls-key", type=click.Path(path_type=Path))
 @click.option("--ttl", type=click.FloatRange(0, min_open=True), help="Seconds that environments live, unless they say.")
 @click.option("--idle-pause", type=click.FloatRange(0, min_open=True), help="Seconds until unused ones are paused.")
+@click.option("--e2b/--no-e2b", default=True, help="Serve E2B's SDKs, too (docs/e2b.md). Default: yes.")
+@click.option("--swe-rex/--no-swe-rex", default=True, help="Serve SWE-ReX's client, too (docs/swe-rex.md). Default: yes.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=NUMBER", help="Another limit; --set help lists them.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 @click.option("--openapi", is_flag=True, help="Print the OpenAPI document and end.")
@@ -34,6 +36,8 @@ def serve(
     tls_key: Path | None,
     ttl: float | None,
     idle_pause: float | None,
+    e2b: bool,
+    swe_rex: bool,
     settings: tuple[str, ...],
     log_level: str,
     openapi: bool,
@@ -57,7 +61,13 @@ def serve(
         return
     place = run.Place.chosen(home() or default_home(), socket, host, port, tls_cert, tls_key)
     chosen = run.chosen_settings(
-        home() or default_home(), place, settings, ttl, idle_pause, os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+        home() or default_home(),
+        place,
+        settings,
+        ttl,
+        idle_pause,
+        os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"),
+        [name for name, served in (("e2b", e2b), ("swe-rex", swe_rex)) if served],
     )
 
     def ready(address: str) -> None:

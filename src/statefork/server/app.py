@@ -35,6 +35,10 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service = app.state.service = Service(settings, guard)
         await service.start()
+        if "e2b" in settings.dialects or "swe-rex" in settings.dialects:
+            from statefork.server.foreign.book import Book
+
+            app.state.book = Book(service)
         try:
             yield
         finally:
@@ -43,6 +47,14 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = _bare(lifespan)
     install(app, guard)
+    if "e2b" in settings.dialects:
+        from statefork.server.foreign.e2b.install import install_e2b
+
+        install_e2b(app, guard)
+    if "swe-rex" in settings.dialects:
+        from statefork.server.foreign.swerex.install import install_swerex
+
+        install_swerex(app, guard)
     return app
 
 

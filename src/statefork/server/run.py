@@ -29,7 +29,7 @@ __all__ = ["Place", "chosen_settings", "limits_help", "serve"]
 DEFAULT_PORT = 8470
 _SWITCH_SECONDS = 0.0005
 """Many threads that each compute for a moment: Python's own 5 ms would be added to every second answer."""
-_FOR_OTHERS = ("home", "unix_socket", "limits", "otlp_endpoint", "ttl_seconds", "idle_pause_seconds")
+_FOR_OTHERS = ("home", "unix_socket", "limits", "otlp_endpoint", "ttl_seconds", "idle_pause_seconds", "dialects")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,13 @@ class Place:
 
 
 def chosen_settings(
-    home: Path, place: Place, given: Sequence[str], ttl: float | None, idle: float | None, otlp: str | None
+    home: Path,
+    place: Place,
+    given: Sequence[str],
+    ttl: float | None,
+    idle: float | None,
+    otlp: str | None,
+    dialects: Sequence[str] = ("e2b", "swe-rex"),
 ) -> Settings:
     limits: dict[str, Any] = {}
     own: dict[str, Any] = {}
@@ -76,6 +82,7 @@ def chosen_settings(
         otlp_endpoint=otlp or None,
         ttl_seconds=ttl,
         idle_pause_seconds=idle,
+        dialects=tuple(dialects),
         **own,
     )
 

@@ -23,6 +23,8 @@ class Settings:
     unix_socket: bool = True
     limits: Limits = field(default_factory=Limits)
     otlp_endpoint: str | None = None
+    dialects: tuple[str, ...] = ("e2b", "swe-rex")
+    """Other wire formats that are served beside our own."""
 
     work_slots: int = field(default_factory=_work_slots)
     """How many of create, snapshot, restore, fork, pause, resume, delete go on at once."""

@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 
 from statefork.server.guard.audit import AuditLog
 from statefork.server.guard.claim import Claim
+from statefork.server.guard.dialects import Dialect
 from statefork.server.guard.health import Checks, health_routes
 from statefork.server.guard.limits import Limits
 from statefork.server.guard.metrics import Metrics
@@ -46,6 +47,8 @@ class Guard:
         self.metrics = Metrics()
         self.checks: Checks = {}
         """Put yours in: /readyz asks them all."""
+        self.dialects: list[Dialect] = []
+        """Other wire formats that are served; the first that speaks a request's has it."""
         self.tracing = Tracing.start(settings.otlp_endpoint)
 
     def note(self, connection: HTTPConnection, *, action: str, environment: str | None = None, **facts: Any) -> None:

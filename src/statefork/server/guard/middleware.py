@@ -12,12 +12,14 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from statefork.errors import WaypointError
+from statefork.server.guard.dialects import recognise, translated
 from statefork.server.guard.limits import RateLimiter, body_limited
 from statefork.server.guard.logs import request_id_var
 from statefork.server.guard.principal import LOCAL, Principal
@@ -34,6 +36,7 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _BODILESS = frozenset({204, 304})
+_STREAMS = ("text/event-stream", "application/connect+")
 
 
 class GuardMiddleware:
@@ -78,7 +81,8 @@ class GuardMiddleware:
             await exchange.deny(error, receive)
 
     def _admitted(self, exchange: _Exchange, scope: Scope) -> Principal:
-        presented = _bearer(exchange.headers.get("authorization"))
+        dialect = recognise(scope, exchange.headers, self._guard.dialects)
+        presented = _presented(exchange.headers)
         if presented is None and self._guard.settings.unix_socket and scope.get("client") is None:
             return LOCAL
         address = scope["client"][0] if scope.get("client") else "local"
@@ -86,11 +90,13 @@ class GuardMiddleware:
         if wait:
             raise Refused(429, "too_many_requests", "too many wrong tokens from this address", retry_after=wait)
         try:
-            if presented is None:
+            principal = dialect.admit(scope, exchange.headers) if dialect is not None else None
+            if principal is None and presented is None:
                 raise Refused(
                     401, "unauthenticated", "send `Authorization: Bearer TOKEN`; `statefork token create` makes one"
                 )
-            principal = self._guard.tokens.authenticate(presented)
+            if principal is None:
+                principal = self._guard.tokens.authenticate(presented or "")
         except Refused:
             self._wrong.wait_seconds(address)
             raise
@@ -100,10 +106,11 @@ class GuardMiddleware:
         return principal
 
 
-def _bearer(header: str | None) -> str | None:
+def _presented(headers: Mapping[str, str]) -> str | None:
     """None if no credentials were sent; another scheme is a wrong token."""
+    header = headers.get("authorization")
     if header is None:
-        return None
+        return headers.get("x-api-key")
     scheme, _, value = header.partition(" ")
     return value.strip() if scheme.lower() == "bearer" else ""
 
@@ -134,7 +141,8 @@ class _Exchange:
         self.code = error.code
 
     async def deny(self, error: Exception, receive: Receive) -> None:
-        await problem_response(error, self.request_id)(self._scope, receive, self.send)
+        response = translated(self._scope, error, problem_response(error, self.request_id))
+        await response(self._scope, receive, self.send)
 
     async def send(self, message: Message) -> None:
         kind = message["type"]
@@ -144,7 +152,7 @@ class _Exchange:
             headers["X-Request-Id"] = self.request_id
             headers.setdefault("X-Content-Type-Options", "nosniff")
             headers.setdefault("Cache-Control", "no-store")
-            if headers.get("content-type", "").startswith("text/event-stream"):
+            if headers.get("content-type", "").startswith(_STREAMS):
                 self._record(phase="begin")
             elif (
                 self.status in _BODILESS or headers.get("content-length") == "0" or self._scope.get("method") == "HEAD"

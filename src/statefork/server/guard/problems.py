@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
 from statefork.errors import WaypointError
+from statefork.server.guard.dialects import translated
 
 __all__ = ["MEDIA_TYPE", "STATUS", "Problem", "Refused", "add_handlers", "problem_body", "problem_response"]
 
@@ -137,7 +138,7 @@ async def _answer(connection: HTTPConnection, error: Exception) -> Response | No
     if isinstance(connection, WebSocket) and connection.application_state is not WebSocketState.CONNECTING:
         await connection.close(1011 if response.status_code >= 500 else 1008, connection.state.problem_code)
         return None
-    return response
+    return translated(connection.scope, error, response)
 
 
 def add_handlers(app: FastAPI) -> None:

@@ -178,13 +178,18 @@ class TokenStore:
             raise Refused(
                 401, "unauthenticated", "this token is not known here; make one with `statefork token create`"
             )
-        token = _token(row)
-        state = token.state()
-        if state != "active":  # only its bearer gets here
-            raise Refused(
-                401, "unauthenticated", f"token {token.id} is {state}; make one with `statefork token create`"
-            )
-        return token.principal
+        return _active(_token(row)).principal
+
+    def standing_for(self, identifier: str) -> Principal:
+        """The bearer of a token that was proven by other means, such as a key that its bearer was given for one purpose.
+
+        Raises Refused 401 if the token is no good any more.
+        """
+        with self._using() as db:
+            row = db.execute("SELECT * FROM tokens WHERE id = ?", (identifier,)).fetchone()
+        if row is None:
+            raise Refused(401, "unauthenticated", "the token behind this is not known here")
+        return _active(_token(row)).principal
 
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:
@@ -194,6 +199,13 @@ class TokenStore:
                 yield self._db
             except sqlite3.Error as error:
                 raise StoreError(f"{self._path}: {error}") from error
+
+
+def _active(token: Token) -> Token:
+    state = token.state()
+    if state != "active":  # only its bearer gets here
+        raise Refused(401, "unauthenticated", f"token {token.id} is {state}; make one with `statefork token create`")
+    return token
 
 
 def _digest(secret: str) -> bytes:

@@ -49,6 +49,8 @@ class Command:
         self.suspended = False
         self.detached = False
         """Kept when it has ended, for whoever asks for it later."""
+        self.dozes = False
+        """It mostly waits, as a terminal does: that it runs does not keep its environment from being idle."""
         self.input: Input | None = None
         self.on_number: Callable[[], None] | None = None
         self.done = asyncio.Event()

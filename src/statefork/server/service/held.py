@@ -57,7 +57,8 @@ class Held:
 
     def idle_since(self) -> float | None:
         """None while it is in use."""
-        return None if self.active or self.running or self.gone else self.row.used
+        busy = any(not command.done.is_set() and not command.dozes for command in self.commands.values())
+        return None if self.active or busy or self.gone else self.row.used
 
     def touch(self) -> None:
         self.row.used = time.time()

@@ -97,13 +97,21 @@ class Lifecycle:
             try:
                 if held.row.expires is not None and held.row.expires <= now:
                     log.info("environment %s: its time is over", held.id)
-                    await self._service.making.delete(held)
+                    await self._expire(held)
                 elif self._is_idle(held, now):
                     log.info("environment %s: paused, nobody uses it", held.id)
                     await self._pause_idle(held)
             except WaypointError as error:
                 self._later[held.id] = now + _RETRY_SECONDS
                 log.warning("environment %s: %s", held.id, error)
+
+    async def _expire(self, held: Held) -> None:
+        if held.row.at_expiry == "delete" or held.state not in ("live", "paused"):
+            await self._service.making.delete(held)
+            return
+        if held.state == "live":
+            await self.pause(held, "idle" if held.row.at_expiry == "sleep" else "caller")
+        held.row.expires = None
 
     def _is_idle(self, held: Held, now: float) -> bool:
         limit, since = held.row.idle_pause_seconds, held.idle_since()

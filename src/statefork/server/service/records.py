@@ -82,6 +82,10 @@ class EnvironmentRow:
     used: float = 0.0
     paused_by: str | None = None
     """`caller` or `idle`."""
+    at_expiry: str = "delete"
+    """`delete`; `pause`; or `sleep`: paused, and the next call brings it back."""
+    foreign: dict[str, Any] = field(default_factory=dict)
+    """What other wire formats keep of it."""
     pool: str | None = None
     """It waits in this pool, and is nobody's."""
     lost: str | None = None

@@ -16,6 +16,7 @@ from statefork.server.guard.problems import Refused
 from statefork.server.service.command import Command, Input
 from statefork.server.service.held import Held
 from statefork.server.service.records import CommandRow
+from statefork.tree import mint
 
 if TYPE_CHECKING:
     from statefork.server.service.service import Service
@@ -100,6 +101,7 @@ class Running:
             if row.place == environment.place:
                 known.add(row.number)
                 self._follow(held, environment, row)
+                service.records.put_command(row)
             else:
                 await service.work.run(lambda row=row: service.records.remove_command(row.id))  # type: ignore[misc]
         if held.state == "live":
@@ -112,6 +114,19 @@ class Running:
                 command = Command(environment, "exec")
                 row = CommandRow(command.id, held.id, "exec", number, environment.place, time.time())
                 self._follow(held, environment, row)
+                service.records.put_command(row)
+
+    async def take_up(self, held: Held, number: int) -> Command:
+        """Follow a program that runs in it, and that nobody here started: it came with a fork or a restore."""
+        async with self._service.use(held) as environment:
+            place = environment.place
+            for command in held.commands.values():
+                if (command.number, command.place) == (number, place) and not command.done.is_set():
+                    return command
+            row = CommandRow(mint("c"), held.id, "run", number, place, time.time())
+            command = self._follow(held, environment, row)
+            self._write_down_later(held, command, None, WRITTEN_DOWN_SECONDS)
+            return command
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -137,7 +152,7 @@ class Running:
             self._write_down_later(held, command, program.timeout, WRITTEN_DOWN_SECONDS)
         return command, future
 
-    def _follow(self, held: Held, environment: Environment, row: CommandRow) -> None:
+    def _follow(self, held: Held, environment: Environment, row: CommandRow) -> Command:
         command = Command(environment, row.kind, identifier=row.id)
         command.number, command.place, command.started = row.number, row.place, row.started
         command.detached = True
@@ -147,8 +162,9 @@ class Running:
         def call(one: Command) -> ExecResult:
             return environment.follow_command(row.number, on_output=one.output, timeout=left, stdin=feed.reading)
 
+        command.await_follower()
         self._work(held, command, call)
-        self._service.records.put_command(row)
+        return command
 
     def _work(self, held: Held, command: Command, call: Callable[[Command], ExecResult]) -> asyncio.Future[ExecResult]:
         service, began = self._service, time.perf_counter()
