@@ -25,6 +25,7 @@ def find_losses(init_pid: int, *, filtered: bool) -> list[str]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             found += _descriptors(pid)
             found += _nested_terminal(pid)
+            found += _personality(pid)
             if not filtered:
                 found += _sealed(pid)
     if not filtered:
@@ -101,6 +102,15 @@ def _nested_terminal(pid: int) -> list[str]:
     with open(f"/proc/{pid}/comm") as comm:
         name = comm.read().strip()
     return [f"the controlling terminal of process {_inside(pid)} ({name}): job control and /dev/tty inside it end"]
+
+
+def _personality(pid: int) -> list[str]:
+    """CRIU writes it down and forgets it; only the process itself could set it again."""
+    with open(f"/proc/{pid}/personality") as text:
+        found = text.read().strip()
+    if int(found, 16) == 0:
+        return []
+    return [f"the personality {found} of process {_inside(pid)} (setarch): it comes back as an ordinary one"]
 
 
 def _sealed(pid: int) -> list[str]:

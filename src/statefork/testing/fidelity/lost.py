@@ -42,5 +42,8 @@ CASES: tuple[Case, ...] = (
         ProbeCase("lost", probe)
         for probe in (lost.CpuAffinity, lost.IoPriority, lost.TimerSlack, lost.CoredumpFilter)
     ),
-    *(NamedCase(probe) for probe in (lost.SemaphoreEventfd, lost.OpenDatabase, lost.MemorySeal, lost.Keyring)),
+    *(
+        NamedCase(probe)
+        for probe in (lost.SemaphoreEventfd, lost.OpenDatabase, lost.Personality, lost.MemorySeal, lost.Keyring)
+    ),
 )

@@ -114,6 +114,15 @@ class OpenDatabase(_Named):
         self.db.execute("create table t (n integer)")
 
 
+class Personality(_Named):
+    """A personality, as `setarch` gives it."""
+
+    names = r"the personality 00020000 of process \d+"
+
+    def __init__(self) -> None:
+        assert _libc.personality(ctypes.c_ulong(0x20000)) >= 0, os.strerror(ctypes.get_errno())
+
+
 class MemorySeal(_Named):
     """A sealed mapping (mseal)."""
 

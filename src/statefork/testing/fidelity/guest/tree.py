@@ -207,6 +207,7 @@ class Priorities(Probe):
 
     def perturb(self) -> None:
         os.setpriority(os.PRIO_PROCESS, self.pid, 19)
+        os.sched_setscheduler(self.pid, os.SCHED_OTHER, os.sched_param(0))
 
 
 class OomScore(Probe):
@@ -380,11 +381,10 @@ class Environ(Probe):
         os.chdir("/")
 
 
-class Personality(Probe):
-    """Address space layout, personality, dumpable flag, subreaper, timing of children."""
+class AddressSpace(Probe):
+    """Address space layout, and who adopts orphans."""
 
     def __init__(self) -> None:
-        _libc.personality(0x0020000)
         _libc.prctl(36, 1, 0, 0, 0)
         self.address = id(self)
 
@@ -392,7 +392,7 @@ class Personality(Probe):
         subreaper = ctypes.c_int()
         _libc.prctl(37, ctypes.byref(subreaper), 0, 0, 0)
         with open("/proc/self/maps") as maps:
-            return _libc.personality(0xFFFFFFFF), subreaper.value, self.address == id(self), maps.readline().split("-")[0]
+            return subreaper.value, self.address == id(self), maps.readline().split("-")[0]
 
     def perturb(self) -> None:
         _libc.prctl(36, 0, 0, 0, 0)
