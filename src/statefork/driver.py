@@ -177,6 +177,10 @@ class Live(GuestFiles, ABC):
         """None where the backend cannot tell. Raises: SessionDead, by which its death is noticed."""
         return None
 
+    def become(self, captured: Captured) -> None:
+        """Go on as this stored state, for whoever knows this Live by its own name: also where it was attached to."""
+        raise Unsupported("what was attached to on this backend cannot become another state; fork or export that instead")
+
     def note(self) -> Mapping[str, Any]:
         """For `Driver.adopt`. Only asked of durable drivers."""
         raise Unsupported("this environment ends with the process that made it")
@@ -228,6 +232,11 @@ class Driver(ABC):
             return live.manifest()
         finally:
             live.stop()
+
+    def save_image(self, captured: Captured, archive: Path) -> bool:
+        """Write a stored state as an image archive with its configuration (as `docker save` does), where the backend has
+        such images; False: it has none, and its files are read instead."""
+        return False
 
     def compare(self, a: Captured, b: Captured | Live) -> Comparison | None:
         """Which files differ, where that can be told without reading all of them; None: ask for both manifests."""

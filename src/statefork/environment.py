@@ -236,6 +236,23 @@ class Environment(Inside):
                 shell_restarted=self._shell_anew,
             )
 
+    def become(self, snapshot: str) -> None:
+        """Go on as a snapshot, in place where the backend can: what was attached to is then that state for its owner too.
+
+        Elsewhere it is a restore, and what was attached to is left as it is.
+        """
+        with self._state_lock, self._recorded("become") as draft:
+            node = self._family.tree.find(snapshot)
+            draft.snapshot = node.snapshot.id
+            try:
+                self._live("become a snapshot").become(node.captured)
+            except Unsupported:
+                self.restore(snapshot)
+            else:
+                self._shell_anew = Capability.SHELL not in node.captured.captured
+                self._family.tree.revived(self.id, node.snapshot.id)
+                self._tell()
+
     @overload
     def fork(self, n: int = 1, *, from_snapshot: str | None = None) -> list[Environment]: ...
     @overload

@@ -38,6 +38,7 @@ ONLY_IN_PROCESS = {
     "follow_command", "running_command",  # by the engine's numbers; a client has ids: commands, attach_command
     "pack_archive", "unpack_archive", "scan_files",  # upload and download
     "resize", "terminal",  # WebSockets
+    "become",  # for explore.promote; over HTTP a restore is the same
 }  # fmt: skip
 
 

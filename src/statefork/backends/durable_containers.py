@@ -85,6 +85,11 @@ class DurableContainerDriver(ContainerDriver):
         stored: StoredImage = captured.handle
         return {"image": stored.image, "size_bytes": stored.size_bytes}
 
+    def save_image(self, captured: Captured, archive: Path) -> bool:
+        stored: StoredImage = captured.handle
+        self._tool.ask(f"saving {stored.image}", "save", "-o", str(archive), stored.image)
+        return True
+
     def handle_of(self, note: Any) -> Any:
         return StoredImage(note["image"], note["size_bytes"])
 

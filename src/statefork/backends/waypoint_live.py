@@ -149,6 +149,10 @@ class WaypointLive(Live):
             self.session.resume()
         self._suspended = False
 
+    def become(self, captured: Captured) -> None:
+        with self._reached():
+            self.session.restore(captured.handle.snapshot)
+
     def stands_still(self) -> None:
         """It was suspended by another process."""
         self._suspended = True

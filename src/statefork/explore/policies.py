@@ -31,8 +31,9 @@ class Scripts:
 class Weighted:
     """Draws without replacement, by weight; the same seed draws the same at the same node of the same path."""
 
-    def __init__(self, weights: Mapping[str, float], *, seed: int = 0) -> None:
+    def __init__(self, weights: Mapping[str, float], *, seed: int = 0, timeout: float | None = None) -> None:
         self._weights = dict(weights)
+        self._timeout = timeout
         self._seed = seed
 
     def propose(self, node: Node, environment: Environment, count: int) -> list[Action]:
@@ -44,5 +45,5 @@ class Weighted:
         while left and len(found) < count:
             (drawn,) = chance.choices(list(left), list(left.values()))
             del left[drawn]
-            found.append(Action(drawn))
+            found.append(Action(drawn, timeout=self._timeout))
         return found
