@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -242,9 +243,9 @@ def _source(stdin: bytes | IO[bytes] | None) -> Any:
     if stdin is None or isinstance(stdin, bytes):
         return stdin
     try:
-        stdin.fileno()
-        if stdin.seekable():
-            stdin.seek(stdin.tell())
+        descriptor = stdin.fileno()
+        if stdin.seekable():  # Python's own seek only moves inside its buffer where it can
+            os.lseek(descriptor, stdin.tell(), os.SEEK_SET)
     except OSError:
         return stdin.read()
     return stdin
