@@ -98,6 +98,17 @@ class Listener:
         async with asyncio.timeout(timeout):
             return await self._queue.get()
 
+    def at_once(self) -> list[Frame]:
+        """What is there already, without its end."""
+        frames: list[Frame] = []
+        while not self._queue.empty():
+            frame = self._queue.get_nowait()
+            if frame is None:
+                self._queue.put_nowait(None)
+                break
+            frames.append(frame)
+        return frames
+
     async def __aiter__(self) -> AsyncIterator[Frame]:
         while (frame := await self._queue.get()) is not None:
             yield frame

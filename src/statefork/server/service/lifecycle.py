@@ -63,9 +63,12 @@ class Lifecycle:
     async def _resume(self, held: Held) -> None:
         service = self._service
         await service.do(held, "resume", held.live.resume)
-        held.row.paused_by = None
+        row = held.row
+        row.paused_by = None
+        if row.expires is None and row.ttl_seconds is not None:  # its time stood still with it, and begins anew
+            row.expires = time.time() + row.ttl_seconds
         service.usage.restarted(held)
-        await service.work.run(lambda: service.records.put_environments(held.row))
+        await service.work.run(lambda: service.records.put_environments(row))
 
     # -- by itself ----------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ def given(held: Held) -> dict[str, Any]:
 def shown(service: Service, principal: Principal, identifier: str) -> Held:
     """Only by its whole id. Raises: NotFound, for those too whose processes are gone."""
     held = service.held.get(identifier)
-    if held is None or held.id not in {one.id for one in service.seen_by(principal)} or held.lost:
+    if held is None or held.gone or held.lost or held.row.pool or not principal.sees(held.row.owner, held.id):
         raise NotFound(f"sandbox {identifier} not found")
     return held
 

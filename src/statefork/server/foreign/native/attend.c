@@ -7,7 +7,8 @@
  *   attend NAME -w DIRECTORY [-r]
  *   attend NAME -l PATH -D DEPTH
  *
- * -n: the terminal does not echo. -i: stdin is a pipe, not /dev/null. -h: where no directory is given and it stands in /, go home.
+ * -n: the terminal does not echo. -i: stdin is a pipe, not /dev/null. -h: where no directory is given, begin at the home of
+ * USER, or at one's own instead of in /.
  * -w: report what changes in a directory (-r: and below it), until stdin ends.
  * -l: tell of a path (depth 0) or of what is in it, down to a depth.
  */
@@ -56,8 +57,8 @@ static void stands_in(const struct wish *w, const struct who *who, int report)
 			dprintf(report, "%d cwd '%s': %s", errno, w->directory, strerror(errno));
 			_exit(127);
 		}
-	} else if (w->homeward && getcwd(here, sizeof(here)) && strcmp(here, "/") == 0 && chdir(home) < 0) {
-		errno = 0;	/* no home: / will do */
+	} else if (w->homeward && (w->user || (getcwd(here, sizeof(here)) && strcmp(here, "/") == 0)) && chdir(home) < 0) {
+		(void)!chdir("/");
 	}
 }
 

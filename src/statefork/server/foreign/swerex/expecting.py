@@ -1,7 +1,7 @@
 """What a caller waits for in a terminal's output: regular expressions, as pexpect has them, but only those that end soon.
 
 Python's engine can take for ever on a pattern that was made for it, and the daemon stands still meanwhile. So a pattern may
-repeat without bound once, and only single characters; it is looked for in the newest few kilobytes.
+repeat something once, and that only a single character; it is looked for in the newest few kilobytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WINDOW = 4096
 _MOST_PATTERNS = 32
 _MOST_LENGTH = 512
 _SPECIAL = re.compile(r"[\\.^$*+?{}\[\]|()]")
-_UNBOUNDED = re.compile(r"(?<!\\)(?:\\\\)*(?:[*+]|\{\d*,\})")
+_REPEATED = re.compile(r"(?<!\\)(?:\\\\)*[*+?{]")
 _REPEATED_GROUP = re.compile(r"\)\s*(?:[*+?{])|\(\?P?[=!<>:]|\\\d")
 
 Match = tuple[str, int, int]
@@ -54,7 +54,7 @@ class Patterns:
     def _compiled(given: str) -> re.Pattern[str] | None:
         if not _SPECIAL.search(given):
             return None
-        if len(_UNBOUNDED.findall(given)) > 1 or _REPEATED_GROUP.search(given):
+        if len(_REPEATED.findall(given)) > 1 or _REPEATED_GROUP.search(given):
             raise Raised("builtins.ValueError", f"expect: {given!r} is too complicated to be looked for here")
         try:
             return re.compile(given, re.DOTALL)

@@ -7,6 +7,7 @@ import posixpath
 import stat
 import tarfile
 import tempfile
+import time
 import zipfile
 from collections.abc import Awaitable, Callable
 from typing import IO, Annotated, Any, Literal
@@ -16,13 +17,14 @@ from pydantic import BaseModel, Field
 from starlette.datastructures import UploadFile
 
 from statefork.environment import Environment
-from statefork.errors import ExecTimeout, UsageError, WaypointError
+from statefork.errors import ExecTimeout, NotFound, UsageError, WaypointError
 from statefork.files import absolute
 from statefork.model import ExecResult
 from statefork.server.foreign.book import Book
 from statefork.server.foreign.swerex.errors import Raised, told
 from statefork.server.foreign.swerex.runtime import Runtime, Runtimes
 from statefork.server.guard.limits import large_body
+from statefork.server.guard.principal import Principal
 from statefork.server.routes.asking import Execs, Ids, Reads, Services, answer, guard_of
 from statefork.server.service.archives import check_archive
 from statefork.server.service.held import Held
@@ -91,6 +93,14 @@ def _runtime(request: Request, held: Held) -> Runtime:
     return runtimes.of(book, held)
 
 
+def _found(service: Service, environment: str, principal: Principal) -> Held:
+    """That there is no environment is not to look like a missing file."""
+    try:
+        return service.find(environment, principal)
+    except NotFound as error:
+        raise Raised("SwerexException", error.message) from None
+
+
 async def _once(request: Request, runtime: Runtime, do: Callable[[], Awaitable[dict[str, Any]]]) -> Response:
     """Exceptions are answers, too: a repetition gets the same one."""
 
@@ -107,7 +117,10 @@ async def _once(request: Request, runtime: Runtime, do: Callable[[], Awaitable[d
 
 @router.get("/is_alive")
 async def is_alive(environment: Ids, service: Services, principal: Reads) -> Response:
-    held = service.find(environment, principal)
+    try:
+        held = service.find(environment, principal)
+    except NotFound as error:
+        return answer({"is_alive": False, "message": error.message})
     if held.state == "live" or held.row.paused_by == "idle":
         return answer({"is_alive": True, "message": ""})
     return answer({"is_alive": False, "message": f"environment {held.id} is {held.state}"})
@@ -117,7 +130,7 @@ async def is_alive(environment: Ids, service: Services, principal: Reads) -> Res
 async def create_session(
     request: Request, environment: Ids, body: CreateSession, service: Services, principal: Execs
 ) -> Response:
-    held = service.find(environment, principal)
+    held = _found(service, environment, principal)
     guard_of(request).note(request, action="create_session", environment=held.id)
     runtime = _runtime(request, held)
 
@@ -132,7 +145,7 @@ async def create_session(
 async def run_in_session(
     request: Request, environment: Ids, body: Action, service: Services, principal: Execs
 ) -> Response:
-    held = service.find(environment, principal)
+    held = _found(service, environment, principal)
     guard, runtime = guard_of(request), _runtime(request, held)
     guard.note(request, action="exec", environment=held.id, command=guard.fingerprint(body.command))
     if "\0" in body.command:
@@ -155,7 +168,7 @@ async def run_in_session(
 async def close_session(
     request: Request, environment: Ids, body: CloseSession, service: Services, principal: Execs
 ) -> Response:
-    held = service.find(environment, principal)
+    held = _found(service, environment, principal)
     guard_of(request).note(request, action="close_session", environment=held.id)
     runtime = _runtime(request, held)
 
@@ -169,7 +182,7 @@ async def close_session(
 @router.post("/close")
 async def close(request: Request, environment: Ids, service: Services, principal: Execs) -> Response:
     """Ends the sessions; the environment stays, for whoever made it."""
-    held = service.find(environment, principal)
+    held = _found(service, environment, principal)
     guard_of(request).note(request, action="close_session", environment=held.id)
     runtime = _runtime(request, held)
 
@@ -182,7 +195,7 @@ async def close(request: Request, environment: Ids, service: Services, principal
 
 @router.post("/execute")
 async def execute(request: Request, environment: Ids, body: Command, service: Services, principal: Execs) -> Response:
-    held = service.find(environment, principal)
+    held = _found(service, environment, principal)
     guard, runtime = guard_of(request), _runtime(request, held)
     words = [body.command] if isinstance(body.command, str) else body.command
     guard.note(request, action="run", environment=held.id, command=guard.fingerprint("\0".join(words)))
@@ -197,7 +210,7 @@ async def execute(request: Request, environment: Ids, body: Command, service: Se
 async def read_file(
     request: Request, environment: Ids, body: ReadFile, service: Services, principal: Reads
 ) -> Response:
-    held = service.find(environment, principal)
+    held = _found(service, environment, principal)
     guard_of(request).note(request, action="read_file", environment=held.id)
     path, limit = absolute(body.path), service.settings.file_bytes
     data = await _inside(service, held, "read_file", lambda live: live.read_file(path, limit_bytes=limit))
@@ -214,7 +227,7 @@ async def read_file(
 async def write_file(
     request: Request, environment: Ids, body: WriteFile, service: Services, principal: Execs
 ) -> Response:
-    held = service.find(environment, principal)
+    held = _found(service, environment, principal)
     path, data = absolute(body.path), body.content.encode(errors="surrogateescape")
     guard_of(request).note(request, action="write_file", environment=held.id, bytes=len(data))
     await _inside(service, held, "write_file", lambda live: live.write_file(path, data))
@@ -223,7 +236,7 @@ async def write_file(
 
 @router.post("/upload", dependencies=[Depends(large_body)])
 async def upload(request: Request, environment: Ids, service: Services, principal: Execs) -> Response:
-    held = service.find(environment, principal)
+    held = _found(service, environment, principal)
     async with request.form(max_files=1) as form:
         file, target = form.get("file"), form.get("target_path")
         if not isinstance(file, UploadFile) or not isinstance(target, str):
@@ -299,7 +312,7 @@ def _upload(live: Environment, spool: IO[bytes], path: str, unzip: bool, most: i
             spool.seek(0)
             with tarfile.open(fileobj=packed, mode="w") as archive:
                 entry = tarfile.TarInfo(posixpath.basename(path))
-                entry.size, entry.mode = size, 0o644
+                entry.size, entry.mode, entry.mtime = size, 0o644, int(time.time())
                 archive.addfile(entry, spool)
             target = posixpath.dirname(path)
         packed.seek(0)
@@ -317,6 +330,7 @@ def _repack(spool: IO[bytes], packed: IO[bytes], most: int) -> None:
             for item in source.infolist():
                 entry = tarfile.TarInfo(item.filename.rstrip("/"))
                 entry.mode = (item.external_attr >> 16) & 0o777 or (0o755 if item.is_dir() else 0o644)
+                entry.mtime = int(time.time())
                 if item.is_dir():
                     entry.type = tarfile.DIRTYPE
                     archive.addfile(entry)

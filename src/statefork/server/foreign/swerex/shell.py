@@ -7,6 +7,7 @@ sources, so that text of any length with any quoting is one command, and the pro
 from __future__ import annotations
 
 import asyncio
+import codecs
 import re
 import time
 from typing import Any
@@ -22,6 +23,10 @@ __all__ = ["Observation", "Shell"]
 _CONTROL = re.compile(r"\x1B[@-_][0-?]*[ -/]*[@-~]")
 _MOST_OUTPUT = 16 << 20
 _SETTLE_SECONDS = 0.3
+_KILL = (
+    b" kill -9 %%; for __rex in 1 2 3 4 5 6 7 8 9; do jobs %% >/dev/null 2>&1 || break; sleep 0.1; done; unset __rex\n"
+)
+"""Bash tells of a killed job once it has noticed: not amid the next command, please."""
 
 Observation = dict[str, Any]
 
@@ -33,6 +38,7 @@ class Shell:
         self.service, self.process = service, process
         self.turn = asyncio.Lock()
         self._listener = listener
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._text = ""
         self._seen = 0
         mark = process.name
@@ -105,7 +111,7 @@ class Shell:
         await self.process.feed(b"\x1a")
         try:
             _, output = await self._until(Patterns([]), max(action["timeout"], 2))
-            await self.process.feed(b" kill -9 %%; wait %% 2>/dev/null\n")
+            await self.process.feed(_KILL)
             match, more = await self._until(Patterns([]), max(action["timeout"], 2))
         except TimeoutError:
             raise Raised("pexpect.exceptions.TIMEOUT", "Failed to interrupt session") from None
@@ -161,8 +167,8 @@ class Shell:
             if ending is not None and ending.error is not None:
                 raise SessionDead(f"the session is gone: {ending.error}")
             raise Raised("pexpect.exceptions.EOF", "End Of File (EOF): the shell of this session has ended")
-        if frame[0] == "p":
-            self._text += frame[1].decode(errors="backslashreplace")
+        frames = [frame, *self._listener.at_once()]  # a text of megabytes is not to be copied for every few bytes
+        self._text += self._decoder.decode(b"".join(data for kind, data in frames if kind == "p"))
         if len(self._text) > _MOST_OUTPUT:
             self._text = self._text[-_MOST_OUTPUT:]
             self._seen = min(self._seen, len(self._text))
