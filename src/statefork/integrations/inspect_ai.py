@@ -26,7 +26,7 @@ from inspect_ai.util import (
     sandboxenv,
 )
 from inspect_ai.util._sandbox.environment import SandboxUnavailableError, SandboxUserUnsupportedError
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
 from statefork.environment import Environment
 from statefork.errors import ExecTimeout, SessionDead, WaypointError, WrongState
@@ -58,12 +58,18 @@ class WaypointConfig(BaseModel, frozen=True):
     network: Literal["none", "nat", "host"] = "none"
     memory: str | None = None
     cpus: float | None = None
-    env: dict[str, str] = {}
+    env: tuple[tuple[str, str], ...] = ()
+    """Variables; a mapping will do. Inspect keeps configurations as keys, so it is stored as pairs."""
     user: str | None = None
     """Whom commands run as unless they say; by default root."""
     workdir: str | None = None
     """The sample's directory, which relative paths start from; by default a new one in /tmp, or the image's WORKDIR."""
     home: str | None = None
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _pairs(cls, given: Any) -> Any:
+        return tuple(sorted(given.items())) if isinstance(given, dict) else given
 
 
 @sandboxenv(name="waypoint")
@@ -244,18 +250,19 @@ def _config(config: SandboxEnvironmentConfigType | None) -> WaypointConfig:
 
 
 async def _make(config: WaypointConfig) -> Environment:
-    arguments = config.model_dump(exclude={"home", "user"}, exclude_none=True, exclude_defaults=True)
+    arguments = config.model_dump(exclude={"home", "user", "env"}, exclude_none=True, exclude_defaults=True)
+    arguments |= {"user": "root", "env": dict(config.env)}
     try:
-        return await in_thread(
-            lambda: create_env_manager("waypoint_build", home=config.home, user="root", **arguments)
-        )
+        return await in_thread(lambda: create_env_manager("waypoint_build", home=config.home, **arguments))
     except WaypointError as error:
         raise RuntimeError(f"the sandbox waypoint could not be made: {error}") from error
 
 
 async def _directory(environment: Environment, config: WaypointConfig) -> str:
     """Where the sample's files go: made if need be, and the user's own if there is one."""
-    script = 'if [ -n "$1" ]; then mkdir -p -- "$1" && cd -- "$1"; else cd "$(mktemp -d /tmp/sample.XXXXXX)"; fi || exit'
+    script = (
+        'if [ -n "$1" ]; then mkdir -p -- "$1" && cd -- "$1"; else cd "$(mktemp -d /tmp/sample.XXXXXX)"; fi || exit'
+    )
     where = config.workdir or (None if config.dockerfile_dir is None else ".")
     script += '; [ -z "$2" ] || chown "$2" .; pwd'
     result = await run_program(environment, ["/bin/sh", "-c", script, "sh", where or "", config.user or ""])
