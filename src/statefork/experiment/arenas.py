@@ -20,6 +20,7 @@ from statefork.factory import create_env_manager
 from statefork.registry import backends
 from waypoint.bases import base_from_dockerfile
 from waypoint.engine import Engine
+from waypoint.store.database import FORMAT_VERSION
 
 __all__ = ["BACKENDS", "Arena", "find_arenas"]
 
@@ -58,10 +59,10 @@ class _WaypointArena(Arena):
 
     @property
     def _store(self) -> Path:
-        return self._home / "waypoint"
+        return self._home / f"waypoint-{FORMAT_VERSION}"  # the home is a cache that outlives a version of the engine
 
     def _context(self, task: Task) -> Path:
-        return self._home / "contexts" / _key(task)
+        return self._store.with_suffix(".contexts") / _key(task)
 
     def prepare(self, task: Task) -> None:
         self._once(task, lambda: self._build(task))
