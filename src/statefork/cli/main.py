@@ -20,14 +20,18 @@ COMMANDS = {
     "audit": "Check the audit log of the daemon.",
     "backends": "Table of what each backend can do on this host, and why not.",
     "bench": "Time snapshot, restore and fork on every backend of this host.",
+    "completion": "Print the completion script of a shell.",
     "doctor": "Try every backend, and name the fix for what is missing.",
+    "explore": "Search over live state: try steps side by side, keep the best outcome.",
     "fidelity": "Prove what a backend brings back, case by case.",
     "gc": "Remove what crashed processes left behind.",
     "mcp": "Environments as tools for a model (Model Context Protocol).",
+    "promote": "Commit what a search found: to a directory, a patch, an image, a session.",
     "serve": "Serve every backend over HTTP.",
     "setup": "Fetch the tools that backends need and no package of this host has.",
     "shell": "Branch an environment by hand.",
     "token": "Make, list and revoke tokens for the daemon.",
+    "trace": "Draw the trace of a search, or take its steps again.",
 }
 """Name and help; each lives in a module of its name, which is imported when it is asked for and not before."""
 
@@ -84,7 +88,7 @@ def statefork() -> None:
 def main() -> NoReturn:
     as_json = "--json" in sys.argv
     try:
-        code = statefork.main(standalone_mode=False)
+        code = statefork.main(prog_name="statefork", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(int(code or 0))
     except click.exceptions.NoArgsIsHelpError as error:

@@ -114,6 +114,15 @@ class Field:
                 self._idle.remove(worker)
         return worker
 
+    def abort(self) -> None:
+        """Somebody wants it to end at once: what runs in the workers is ended with them, and leaves no node."""
+        self.meter.stop()
+        with self._lock:
+            made = list(self._made)
+        for worker in made:
+            with contextlib.suppress(WaypointError):
+                worker.destroy()
+
     def close(self, *, keep: Node | None = None) -> None:
         """Destroy all workers and drop all snapshots but those on the way to `keep`."""
         with self._lock:
@@ -157,6 +166,8 @@ class Field:
         try:
             self._replay(worker, node, node.action)
         except (ReplayDiffers, SessionDead) as error:
+            if self.meter.stopped:
+                raise
             node.ended = True
             self._trace.write("lost", node=node.id, why=error.message)
             raise ReplayDiffers(error.message) from error
@@ -201,6 +212,8 @@ class Field:
             with _timed(times, "snapshot_ms"):
                 snapshot = worker.snapshot()
         except (SessionDead, NotCapturable, CriuError) as problem:
+            if self.meter.stopped:
+                return None
             error = problem.message
         with self._lock:
             node = Node(

@@ -173,6 +173,10 @@ class Meter:
             self._stopped = True
 
     @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    @property
     def over(self) -> bool:
         with self._lock:
             used = _reached(self.nodes, self.budget.nodes) or _reached(self.forks, self.budget.forks)

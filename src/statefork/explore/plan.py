@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -149,7 +150,9 @@ class Plan:
         if self.algorithm == "best_of_n":
             return best_of_n(environment, self.actions(), self.judge(), budget=self.limits(), **given)
         search: Callable[..., Outcome] = beam if self.algorithm == "beam" else mcts
-        return search(environment, self.policy(chat), self.judge(), self.limits(), **given)
+        policy = self.policy(chat)
+        with policy if isinstance(policy, ChatPolicy) else nullcontext():
+            return search(environment, policy, self.judge(), self.limits(), **given)
 
 
 def read_plan(path: Path) -> Plan:

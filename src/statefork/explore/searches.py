@@ -111,13 +111,15 @@ class _Run:
 
     @contextmanager
     def pool(self, workers: int) -> Iterator[ThreadPoolExecutor]:
-        """When one fails, or somebody interrupts, the others end what they are at and begin nothing more."""
+        """When one fails the others end what they are at and begin nothing more; when somebody interrupts they end at once."""
         with ThreadPoolExecutor(workers, thread_name_prefix="explore") as pool:
             try:
                 yield pool
-            except BaseException:
+            except BaseException as error:
                 self.field.meter.stop()
                 pool.shutdown(wait=False, cancel_futures=True)
+                if not isinstance(error, Exception):
+                    self.field.abort()
                 raise
 
     def finish(self) -> Outcome:
