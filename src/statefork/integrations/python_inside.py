@@ -34,8 +34,6 @@ def run(code: str) -> dict[str, Any]:
                     code[1:], shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
                 )
                 logs.write(ended.stdout.decode(errors="replace"))
-                if ended.returncode:
-                    raise RuntimeError(f"the command ended in {ended.returncode}")
             else:
                 body = ast.parse(code)
                 last = body.body[-1] if body.body else None

@@ -8,6 +8,7 @@ The environment needs python3.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from importlib.resources import files
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from smolagents.local_python_executor import CodeOutput
 from smolagents.monitoring import AgentLogger, LogLevel
 from smolagents.remote_executors import RemotePythonExecutor
+from smolagents.tools import Tool
 from smolagents.utils import AgentExecutionError
 
 from statefork.environment import Environment
@@ -22,6 +24,14 @@ from statefork.errors import ExecTimeout, HostUnsupported
 from statefork.model import RestoreResult
 
 __all__ = ["StateforkExecutor"]
+
+_MODULES = {"pillow": "PIL", "scikit-learn": "sklearn", "beautifulsoup4": "bs4", "pyyaml": "yaml"}
+_INSTALL = """\
+import importlib.util, subprocess, sys
+missing = [name for name in sys.argv[1:] if importlib.util.find_spec({modules}.get(name, name.replace("-", "_"))) is None]
+pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1"]
+sys.exit(subprocess.call(pip + missing) if missing else 0)
+"""
 
 
 class StateforkExecutor(RemotePythonExecutor):
@@ -42,6 +52,8 @@ class StateforkExecutor(RemotePythonExecutor):
         self._timeout = timeout
         self._allow_pickle = allow_pickle
         self._socket = f"/tmp/.statefork-python-{secrets.token_hex(6)}"
+        self._python = python
+        self._spare: set[str] = set()
         self._program = [python, "-c", files("statefork.integrations").joinpath("python_inside.py").read_text()]
         started = environment.run([*self._program, "serve", self._socket])
         if not started.ok:
@@ -53,6 +65,8 @@ class StateforkExecutor(RemotePythonExecutor):
         self.installed_packages = self.install_packages(additional_imports or [])
 
     def run_code_raise_errors(self, code: str) -> CodeOutput:
+        for module in self._spare:
+            code = re.sub(f"^import {module}$", f"try: import {module}\nexcept ImportError: pass", code, flags=re.M)
         try:
             asked = self.environment.run(
                 [*self._program, "ask", self._socket, self._pid], stdin=code, timeout=self._timeout
@@ -70,6 +84,26 @@ class StateforkExecutor(RemotePythonExecutor):
             return CodeOutput(output=final, logs=answer["logs"], is_final_answer=True)
         said = f"{answer['logs']}\nExecuting code yielded an error:\n{raised['name']}: {raised['value']}\n{raised['traceback']}"
         raise AgentExecutionError(said, self.logger)
+
+    def send_tools(self, tools: dict[str, Tool]) -> None:
+        """smolagents writes `import numpy` and `import PIL` above its answer tool, which can do without either. Unless a
+        tool of the agent's own needs them, they are neither installed nor insisted on."""
+        others = [tool for name, tool in tools.items() if name != "final_answer"]
+        self._spare = {"numpy", "PIL"} - {need for tool in others for need in tool.to_dict()["requirements"]}
+        try:
+            super().send_tools(tools)
+        finally:
+            self._spare = set()
+
+    def install_packages(self, additional_imports: list[str]) -> list[str]:
+        """What is missing, as far as it can be had: code that needs the rest fails at its import, where the model sees it."""
+        spare = {_MODULES.get(name, name) for name in additional_imports} & self._spare
+        wanted = [name for name in additional_imports if _MODULES.get(name, name) not in spare]
+        if wanted:
+            code = _INSTALL.format(modules=_MODULES)
+            installed = self.environment.run([self._python, "-c", code, *wanted], timeout=self._timeout)
+            self.logger.log(installed.output, level=LogLevel.DEBUG if installed.ok else LogLevel.INFO)
+        return additional_imports
 
     def cleanup(self) -> None:
         if self.environment.state == "live":

@@ -66,9 +66,7 @@ async def test_going_back_and_forks(environment: Environment) -> None:
     (fork,) = backend.fork()
     with fork.environment:
         second = _calls(("execute", {"command": "echo $X; X=2; rm f; pwd"}))
-        answers = _answers(
-            await create_deep_agent(model=second, backend=fork).ainvoke({"messages": [("user", "go")]})
-        )
+        answers = _answers(await create_deep_agent(model=second, backend=fork).ainvoke({"messages": [("user", "go")]}))
         assert answers[0].startswith("1\n/var/tmp")
         assert fork.download_files(["/var/tmp/f"])[0].error == "file_not_found"
     assert backend.download_files(["/var/tmp/f", "/var/tmp"])[1].error == "is_directory"
@@ -78,7 +76,10 @@ async def test_going_back_and_forks(environment: Environment) -> None:
 
 def test_errors_and_timeouts(environment: Environment) -> None:
     backend = StateforkBackend(environment)
-    assert [answer.error for answer in backend.upload_files([("/a/b", b"\0"), ("relative", b"")])] == [None, "invalid_path"]
+    assert [answer.error for answer in backend.upload_files([("/a/b", b"\0"), ("relative", b"")])] == [
+        None,
+        "invalid_path",
+    ]
     assert backend.download_files(["/a/b"])[0].content == b"\0"
     ended = backend.execute("echo so far; sleep 100", timeout=1)
     assert ended.exit_code == 124

@@ -122,4 +122,6 @@ async def test_an_evaluation(home: str, tmp_path: Path) -> None:
     assert isinstance(log, EvalLog)
     assert log.status == "success", log.error
     assert log.results is not None
-    assert log.results.scores[0].metrics["accuracy"].value == 1.0, json.dumps(log.samples[0].model_dump(mode="json")["scores"]) if log.samples else ""
+    assert log.results.scores[0].metrics["accuracy"].value == 1.0, (
+        json.dumps(log.samples[0].model_dump(mode="json")["scores"]) if log.samples else ""
+    )

@@ -35,9 +35,7 @@ def test_a_run_by_settings(home: str) -> None:
     }
     env = get_environment(settings)
     try:
-        agent = _agent(
-            env, 'echo "$WORD" > note; (sleep 1000 >/dev/null 2>&1 &)', "cd /; pwd; false", f"{SUBMIT} note"
-        )
+        agent = _agent(env, 'echo "$WORD" > note; (sleep 1000 >/dev/null 2>&1 &)', "cd /; pwd; false", f"{SUBMIT} note")
         ended = agent.run("write a note")
         assert ended == {"exit_status": "Submitted", "submission": "it's here\n"}
         assert agent.messages[0]["content"].startswith("You work on Linux")

@@ -10,7 +10,12 @@ import pytest
 from agents import Agent, ModelResponse, Runner, Usage, set_tracing_disabled
 from agents.items import TResponseInputItem, TResponseOutputItem
 from agents.models.interface import Model
-from openai.types.responses import ResponseFunctionShellToolCall, ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+from openai.types.responses import (
+    ResponseFunctionShellToolCall,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+)
 
 from statefork import Environment
 from statefork.integrations.openai_agents import StateforkTools
@@ -37,9 +42,12 @@ class Scripted(Model):
         return [item["output"] for item in self.sent if isinstance(item, dict) and "output" in item]
 
 
-def _function(name: str, **arguments: str) -> ResponseFunctionToolCall:
+def _function(name: str, /, **arguments: str) -> ResponseFunctionToolCall:
     return ResponseFunctionToolCall(
-        type="function_call", call_id=f"c-{name}-{len(json.dumps(arguments))}", name=name, arguments=json.dumps(arguments)
+        type="function_call",
+        call_id=f"c-{name}-{len(json.dumps(arguments))}",
+        name=name,
+        arguments=json.dumps(arguments),
     )
 
 
@@ -58,12 +66,21 @@ def _shell(number: int, *commands: str, timeout_ms: int | None = None) -> Respon
 
 def _patch(kind: str, path: str, diff: str | None = None) -> Any:
     operation = {"type": kind, "path": path, **({"diff": diff} if diff else {})}
-    return {"type": "apply_patch_call", "id": f"p-{kind}", "call_id": f"p-{kind}", "status": "completed", "operation": operation}
+    return {
+        "type": "apply_patch_call",
+        "id": f"p-{kind}",
+        "call_id": f"p-{kind}",
+        "status": "completed",
+        "operation": operation,
+    }
 
 
 def _said(text: str) -> ResponseOutputMessage:
     return ResponseOutputMessage(
-        id="m", role="assistant", status="completed", type="message",
+        id="m",
+        role="assistant",
+        status="completed",
+        type="message",
         content=[ResponseOutputText(text=text, type="output_text", annotations=[])],
     )
 

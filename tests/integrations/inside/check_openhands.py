@@ -15,7 +15,7 @@ from statefork import Environment
 from statefork.integrations.openhands import register_tools
 
 
-def _call(number: int, name: str, **arguments: Any) -> Message:
+def _call(number: int, name: str, /, **arguments: Any) -> Message:
     call = MessageToolCall(id=f"c{number}", name=name, arguments=json.dumps(arguments), origin="completion")
     return Message(role="assistant", content=[TextContent(text="")], tool_calls=[call])
 

@@ -35,7 +35,12 @@ def test_an_agent_computes_in_it(environment: Environment) -> None:
     executor = StateforkExecutor(environment)
     agent = CodeAgent(
         tools=[twice],
-        model=Scripted("n = twice(10)\nopen('/tmp/made', 'w').write(str(n))", "1 / 0", "print(n + 1)", "final_answer({'n': n + given})"),
+        model=Scripted(
+            "n = twice(10)\nopen('/tmp/made', 'w').write(str(n))",
+            "1 / 0",
+            "print(n + 1)",
+            "final_answer({'n': n + given})",
+        ),
         executor=executor,
         verbosity_level=0,
     )
