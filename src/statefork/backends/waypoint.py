@@ -264,7 +264,10 @@ def _sweep_noted(engine: Engine, notes: list[dict[str, str]]) -> Iterator[str]:
         with suppress(NotFound):
             session = engine.session(name)
             ours.add(session.id)
-            session.remove()
+            try:
+                session.remove()
+            except WrongState:  # it was only being made: that is for the engine's own collector
+                engine.gc()
             yield f"waypoint session {session.id}"
     snapshots = {note["snapshot"] for note in notes if "snapshot" in note}
     snapshots |= {record.id for record in engine.snapshots() if record.session in ours}
