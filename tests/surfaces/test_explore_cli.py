@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from chat_server import call, chat_server
+from statefork.explore import read_trace
 from statefork.explore.drawing import Drawing, fitted, plain
 from statefork.explore.picture import as_html, as_svg
 from terminal_screen import SOURCE, Screen
@@ -324,3 +325,36 @@ def test_text_that_fits() -> None:
     assert plain("a\x1b]0;title\x07b\nc\x1b[1;31md") == "ab cd"
     assert fitted("abc", 10) == "abc"
     assert fitted("日本語日本語", 7) == "日本語…"
+
+
+def test_the_plan_of_the_documentation(tmp_path: Path) -> None:
+    from statefork.explore.plan import read_plan
+
+    page = (SOURCE.parent / "docs/explore.md").read_text()
+    file = tmp_path / "plan.toml"
+    file.write_text(re.search(r"```toml\n(.*?)```", page, re.DOTALL)[1])  # type: ignore[index]
+    plan = read_plan(file).checked()
+    assert (plan.algorithm, plan.scorer, plan.limits().storage_bytes) == ("mcts", "tests", 4 << 30)
+
+
+def test_a_killed_search_goes_on(variables: dict[str, str], session: str, tmp_path: Path) -> None:
+    """SIGKILL in the middle of a step; what it left behind is for `statefork gc`, what it knew is in the trace."""
+    file = tmp_path / "run.jsonl"
+    common = ["explore", "--attach", "-a", f"session_id={session}", "--trace", str(file), "--repeat", "--set", "workers=1"]
+    common += ["--number", "cat /tmp/n 2>/dev/null", "--scale", "0.125", "--nodes", "20", "-q"]
+    slow = ["-s", "echo $((N += 1)) | tee /tmp/n; while [ -e /tmp/slow ]; do sleep 0.1; done", "-s", "N=$((N)); touch /tmp/slow"]
+    child = subprocess.Popen([*STATEFORK, *common, *slow], env=variables, stdout=subprocess.DEVNULL)
+    try:
+        _poll(lambda: file.exists() and '"node": 3' in file.read_text())
+    finally:
+        child.kill()
+        child.wait()
+    known = len(read_trace(file)[0])
+    with file.open("a") as torn:
+        torn.write('{"event": "no')
+    quick = ["-s", slow[1], "-s", "rm -f /tmp/slow; N=8; echo 8 >/tmp/n"]
+    document = json.loads(run(variables, *common, *quick, "--resume", "--json").stdout)
+    assert document["solved"]
+    nodes, events = read_trace(file)
+    assert len(nodes) > known >= 4 and [event["event"] for event in events].count("run") == 2
+    assert "waypoint session" in run(variables, "gc").stdout
