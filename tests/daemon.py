@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from websockets.sync.client import ClientConnection, unix_connect
 from waypoint.engine import Engine
 from waypoint.kernel import processes
 
-__all__ = ["Daemon", "running", "until"]
+__all__ = ["Daemon", "TcpDaemon", "running", "until"]
 
 
 def until(condition: Callable[[], Any], seconds: float = 30, what: str = "") -> Any:
@@ -41,6 +42,10 @@ class Daemon:
         self._process: subprocess.Popen[bytes] | None = None
         self.client = httpx.Client(transport=self.transport(), base_url="http://daemon", timeout=60)
 
+    @property
+    def listening(self) -> tuple[str, ...]:
+        return ("--socket", str(self.socket))
+
     def transport(self) -> httpx.HTTPTransport:
         return httpx.HTTPTransport(uds=str(self.socket), limits=httpx.Limits(max_connections=None))
 
@@ -49,7 +54,7 @@ class Daemon:
         env.pop("WAYPOINT_HOME", None)
         self.home.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
-            argv = [sys.executable, "-m", "statefork.cli.main", "serve", "--socket", str(self.socket), *self._options]
+            argv = [sys.executable, "-m", "statefork.cli.main", "serve", *self.listening, *self._options]
             argv[1:3] = ["-c", "from statefork.cli.main import main; main()"]
             self._process = subprocess.Popen(argv, env=env, stdout=log, stderr=log)
         until(self._ready, 60, "the daemon's readiness")
@@ -72,16 +77,18 @@ class Daemon:
         assert self._process is not None
         self._process.kill()
         self._process.wait(30)
-        self.client.close()
-        self.client = httpx.Client(transport=self.transport(), base_url="http://daemon", timeout=60)
+        self._talk_anew()
 
     def stop(self) -> int:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait(60)
+        self._talk_anew()
+        return code
+
+    def _talk_anew(self) -> None:
         self.client.close()
         self.client = httpx.Client(transport=self.transport(), base_url="http://daemon", timeout=60)
-        return code
 
     # -- short words --------------------------------------------------------------------------------------------------
 
@@ -131,10 +138,46 @@ class Daemon:
         return found
 
 
+class TcpDaemon(Daemon):
+    """On a free port of the loopback, with a token: for clients that speak nothing else."""
+
+    def __init__(self, home: Path, *options: str, env: dict[str, str] | None = None) -> None:
+        super().__init__(home, *options, env=env)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.token = self.make_token("admin")
+        self._talk_anew()
+
+    @property
+    def listening(self) -> tuple[str, ...]:
+        return ("--host", "127.0.0.1", "--port", str(self.port))
+
+    def make_token(self, scope: str) -> str:
+        argv = [
+            sys.executable,
+            "-c",
+            "from statefork.cli.main import main; main()",
+            "token",
+            "create",
+            "--scope",
+            scope,
+        ]
+        env = {**os.environ, "STATEFORK_HOME": str(self.home)}
+        return subprocess.run(argv, env=env, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+    def _talk_anew(self) -> None:
+        self.client.close()
+        self.client = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.token}"}, timeout=60)
+
+
 @contextmanager
-def running(home: Path, *options: str, env: dict[str, str] | None = None, expected: str = "\0") -> Iterator[Daemon]:
+def running(
+    home: Path, *options: str, env: dict[str, str] | None = None, expected: str = "\0", tcp: bool = False
+) -> Iterator[Any]:
     """Everything is deleted at the end, and nothing may be left behind. `expected`: in the errors that the test provokes."""
-    daemon = Daemon(home, *options, env=env)
+    daemon = (TcpDaemon if tcp else Daemon)(home, *options, env=env)
     daemon.start()
     try:
         yield daemon

@@ -54,7 +54,8 @@ class Book:
         shelf = await self._looked(held)
         made = await start(self.service, held, wish, *listeners)
         self._put(held, shelf, made)
-        asyncio.get_running_loop().call_later(_REMEMBERED_AFTER, self._remember, held, made)
+        delay = _REMEMBERED_AFTER if wish.size is None else 0.0  # who opens a terminal means to stay
+        asyncio.get_running_loop().call_later(delay, self._remember, held, made)
         return made
 
     async def running(self, held: Held) -> list[Attended]:

@@ -86,10 +86,17 @@ def stream(events: AsyncIterator[dict[str, Any]], request: Request) -> Response:
 
 
 async def unary_of_stream(doing: Awaitable[None], request: Request) -> Response:
-    """The answer to a caller's stream: one empty message."""
+    """The answer to a caller's stream: one empty message. That is read to its end first: an answer that has begun would take
+    what still comes for the caller's leaving."""
+    failed: WaypointError | Refused | None = None
+    try:
+        await doing
+    except (WaypointError, Refused) as error:
+        failed = error
 
     async def events() -> AsyncIterator[dict[str, Any]]:
-        await doing
+        if failed is not None:
+            raise failed
         yield {}
 
     return stream(events(), request)
