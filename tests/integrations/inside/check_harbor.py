@@ -1,0 +1,154 @@
+"""Harbor's command line over our environment: its oracle, its tmux agent with a scripted model, and an agent that branches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+TASKS = HERE.parents[2] / "experiments/tasks"
+SOME = ("kv-in-memory", "sqlite-transaction", "git-rebase")  # all of them with CHECK_ALL_TASKS=1: two minutes
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    return tmp_path / "jobs"
+
+
+def _harbor(jobs: Path, home: str, tasks: Path, *arguments: str) -> tuple[dict[str, float], Path]:
+    """Rewards by task, and where the job's results are."""
+    fixed = ["-e", "statefork.integrations.harbor:WaypointEnvironment", "--ek", f"home={home}", "-y", "-q"]
+    ended = subprocess.run(
+        [
+            Path(sys.executable).parent / "harbor",
+            "run",
+            "-p",
+            tasks,
+            "-o",
+            jobs,
+            "--job-name",
+            "job",
+            *fixed,
+            *arguments,
+        ],
+        env={**os.environ, "PYTHONPATH": str(HERE), "OPENAI_API_KEY": "none"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=360,
+    )
+    assert ended.returncode == 0, ended.stdout
+    rewards = {}
+    for file in sorted((jobs / "job").glob("*/result.json")):
+        result = json.loads(file.read_text())
+        assert result["exception_info"] is None, json.dumps(result["exception_info"])[:8000]
+        rewards[file.parent.name.partition("__")[0]] = result["verifier_result"]["rewards"]["reward"]
+    assert rewards, ended.stdout
+    return rewards, jobs / "job"
+
+
+def test_the_oracle_solves_the_shipped_tasks(jobs: Path, home: str, tmp_path: Path) -> None:
+    names = sorted(path.name for path in TASKS.iterdir()) if os.environ.get("CHECK_ALL_TASKS") else SOME
+    chosen = tmp_path / "tasks"
+    chosen.mkdir()
+    for name in names:
+        (chosen / name).symlink_to(TASKS / name)
+    rewards, _ = _harbor(jobs, home, chosen, "-a", "oracle", "-n", "2")
+    assert rewards == dict.fromkeys(names, 1.0)
+
+
+def test_an_agent_that_does_nothing_gets_nothing(jobs: Path, home: str) -> None:
+    assert _harbor(jobs, home, TASKS / SOME[0], "-a", "nop")[0] == {SOME[0]: 0.0}
+
+
+def test_an_agent_that_branches(jobs: Path, home: str) -> None:
+    rewards, job = _harbor(jobs, home, TASKS / "kv-in-memory", "-a", "harbor_agents:Branching")
+    (file,) = job.glob("*/agent/facts.json")
+    facts = json.loads(file.read_text())
+    assert rewards == {"kv-in-memory": 1.0}, facts
+    assert facts["back"] and facts["wrong"] != "100"
+    assert {"files", "processes", "memory", "terminal"} <= set(facts["restored"])
+    assert facts["forks"] == ["20", "30"]
+    assert facts["names"][0].endswith("__fork1")
+    assert facts["users"] == ["root", "nobody\n/nonexistent\n"]
+    assert facts["cwd"] == "/app"
+    assert facts["env"] == "b c\n"
+    assert facts["timeout"] == "Command timed out after 1 seconds"
+    assert facts["survived"] == [False, True]
+    assert facts["heard"] == ["stdout:told"]
+
+
+# -- Terminus: types into tmux, inside --------------------------------------------------------------------------------
+
+SCRIPT: list[dict[str, Any]] = [
+    {"commands": [{"keystrokes": "./kv.py >var/log 2>&1 & ./wait-for 7001\n", "duration": 1}]},
+    {"commands": [{"keystrokes": f"./ask 7001 load spool/{name}\n", "duration": 1} for name in "ab"]},
+    {"commands": [{"keystrokes": "./ask 7001 scale 3 && ./ask 7001 drop obsolete\n", "duration": 1}]},
+    {"commands": [{"keystrokes": "sleep 1000\n", "duration": 0.2}, {"keystrokes": "C-c", "duration": 0.2}]},
+    {"commands": [], "task_complete": True},
+    {"commands": [], "task_complete": True},  # it is asked whether it is sure
+]
+
+
+@contextmanager
+def _chat_endpoint() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Says the script's lines, one for each request."""
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            said = {"analysis": "", "plan": "", **SCRIPT[min(len(asked), len(SCRIPT)) - 1]}
+            choice = {
+                "index": 0,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": json.dumps(said)},
+            }
+            usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+            body = json.dumps(
+                {
+                    "id": "x",
+                    "object": "chat.completion",
+                    "created": 0,
+                    "model": "scripted",
+                    "choices": [choice],
+                    "usage": usage,
+                }
+            ).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_the_tmux_agent(jobs: Path, home: str) -> None:
+    with _chat_endpoint() as (url, asked):
+        options = ["--ak", f"api_base={url}", "--ak", "record_terminal_session=false", "--ak", "enable_summarize=false"]
+        rewards, _ = _harbor(jobs, home, TASKS / "kv-in-memory", "-a", "terminus-2", "-m", "openai/scripted", *options)
+    seen = json.dumps(asked[-1]["messages"])
+    assert rewards == {"kv-in-memory": 1.0}, seen
+    assert "^C" in seen, "what is typed reaches the program in the pane"
