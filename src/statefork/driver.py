@@ -233,6 +233,11 @@ class Driver(ABC):
         finally:
             live.stop()
 
+    def keep(self, captured: Captured, name: str) -> str:
+        """Bring a stored state up under a name, as something that no tree owns: it stays when all of the tree is gone, and is
+        the caller's to remove. Returns how a person reaches it. Raises: Exists, Unsupported."""
+        raise Unsupported(f"what {self.name} brings up ends with the process that made it")
+
     def save_image(self, captured: Captured, archive: Path) -> bool:
         """Write a stored state as an image archive with its configuration (as `docker save` does), where the backend has
         such images; False: it has none, and its files are read instead."""

@@ -117,7 +117,21 @@ def test_a_trace_is_taken_again_and_promoted(variables: dict[str, str], trace: P
     done = run(variables, "promote", str(lying), "--path", "/app", "--apply", str(target), "--force", code=125)
     assert "node 2" in done.stderr and "did not print again" in done.stderr
     assert (target / "n").read_bytes() == before
-    assert "--apply, --patch, --oci or --session" in run(variables, "promote", str(trace), code=2).stderr
+    assert "--apply, --patch, --oci, --keep or --session" in run(variables, "promote", str(trace), code=2).stderr
+
+
+def test_a_winner_is_kept(variables: dict[str, str], trace: Path) -> None:
+    done = json.loads(run(variables, "promote", str(trace), "--keep", "kept", "--json").stdout)["done"]
+    assert done == {"kept": f"WAYPOINT_HOME={variables['WAYPOINT_HOME']} waypoint shell kept"}
+    run(variables, "gc")
+    with Engine(Path(variables["WAYPOINT_HOME"])) as engine:
+        session = engine.session("kept")
+        try:
+            assert session.exec("echo $N $PWD; cat n").stdout == b"27 /app\n27\n"
+            session.restore(session.snapshot().id)
+            assert "exists already" in run(variables, "promote", str(trace), "--keep", "kept", code=125).stderr
+        finally:
+            session.remove()
 
 
 NASTY = "</pre><script>document.title='owned'</script>\x1b[31mred\x1b[0m\x00\x08 &amp; ü"

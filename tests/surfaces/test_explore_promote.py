@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from statefork.backends.docker import DockerDriver
 from statefork.environment import Environment
 from statefork.errors import Exists, UsageError
-from statefork.explore import ExitCode, Outcome, best_of_n, changed_files, promote, write_image
+from statefork.explore import ExitCode, Outcome, best_of_n, changed_files, keep, promote, write_image
 from statefork.factory import create_env_manager
+from statefork.home import collect
 from waypoint.bases import base_from_rootfs
 from waypoint.engine import Engine
 
@@ -137,8 +139,16 @@ def test_an_image_of_docker_keeps_its_configuration(docker_busybox: str, tmp_pat
                 assert (changes.added, changes.removed) == (("b",), ("a",))
                 assert (changes.before / "a").read_text() == "1\n"
             write_image(live, outcome.began, tmp_path / "image.tar", name="won")
+            assert keep(live, "statefork-test-kept") == "docker exec -it statefork-test-kept sh"
+            with pytest.raises(Exists):
+                keep(live, "statefork-test-kept")
             promote(outcome, env)
             assert env.exec_command("ls /app").stdout == "b\n"
+    collected = list(collect((tmp_path / "home"), [DockerDriver]))
+    assert not any("container" in line for line in collected), collected
+    inside = subprocess.run(["docker", "exec", "statefork-test-kept", "ls", "/app"], capture_output=True, text=True)
+    subprocess.run(["docker", "rm", "-f", "-v", "statefork-test-kept"], check=True, capture_output=True)
+    assert inside.stdout == "b\n"
     loaded = subprocess.run(["docker", "load", "-i", str(tmp_path / "image.tar")], capture_output=True, text=True)
     assert "won:latest" in loaded.stdout, loaded.stderr
     names = _exported(tmp_path, "docker", "won:latest")

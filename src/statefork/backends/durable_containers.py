@@ -13,7 +13,10 @@ from typing import Any
 
 from statefork.backends.containers import (
     BASE_REPOSITORY,
+    HOME_LABEL,
+    KEEP_ALIVE,
     SNAPSHOT_REPOSITORY,
+    TREE_LABEL,
     ContainerDriver,
     ContainerLive,
     StoredImage,
@@ -22,7 +25,7 @@ from statefork.backends.containers import (
 )
 from statefork.backends.program_terminal import ProgramTerminal
 from statefork.driver import Captured, Live, Place, Terminal
-from statefork.errors import SessionDead, Unsupported
+from statefork.errors import Exists, SessionDead, Unsupported
 from statefork.model import Usage
 
 __all__ = ["DurableContainerDriver", "DurableContainerLive"]
@@ -84,6 +87,21 @@ class DurableContainerDriver(ContainerDriver):
     def note_of(self, captured: Captured) -> Any:
         stored: StoredImage = captured.handle
         return {"image": stored.image, "size_bytes": stored.size_bytes}
+
+    def keep(self, captured: Captured, name: str) -> str:
+        """Without our marks, which the image has: no collector takes it for ours."""
+        stored: StoredImage = captured.handle
+        what = f"keeping {stored.image} as {name}"
+        marks = [word for label in (HOME_LABEL, TREE_LABEL) for word in ("--label", f"{label}=")]
+        options = ["--pull=never", *self.run_options(), *marks, *self.source.extra_args, "--entrypoint", "/bin/sh"]
+        done = self._tool.call("run", "-d", "--name", name, *options, stored.image, "-c", KEEP_ALIVE)
+        if done.exit_code != 0:
+            said = done.stderr.decode(errors="replace")
+            if "already in use" in said:
+                raise Exists(f"{what}: there is such a container already; choose another name")
+            remove_container(self._tool, name)
+            raise self._tool.failure(what, said)
+        return f"{self._tool.program} exec -it {name} sh"
 
     def save_image(self, captured: Captured, archive: Path) -> bool:
         stored: StoredImage = captured.handle

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -114,6 +115,12 @@ class WaypointDriver(Driver):
         leave_note(place, engine, session=session_name(place))
         (session,) = engine.fork(engine.store.db.snapshot(stored.snapshot), 1, [session_name(place)])
         return WaypointLive(engine, session, owned=True)
+
+    def keep(self, captured: Captured, name: str) -> str:
+        stored: Stored = captured.handle
+        engine = self._engine(stored.store)
+        engine.fork(engine.store.db.snapshot(stored.snapshot), 1, [name])
+        return f"WAYPOINT_HOME={shlex.quote(str(stored.store))} waypoint shell {shlex.quote(name)}"
 
     def discard(self, captured: Captured) -> None:
         stored: Stored = captured.handle

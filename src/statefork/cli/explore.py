@@ -100,6 +100,7 @@ def explore(
     patch: Path | None,
     oci: Path | None,
     name: str,
+    keep: str | None,
     **given: Any,
 ) -> None:
     """Search over live state: try steps side by side from the same state, judge each outcome, keep the best.
@@ -116,13 +117,13 @@ def explore(
     from statefork.explore.plan import Plan, read_plan
     from statefork.explore.promoting import promote as promote_winner
 
-    wishes = Wishes(path, apply, force, patch, oci, name).checked()
+    wishes = Wishes(path, apply, force, patch, oci, name, keep).checked()
     if resume and trace is None:
         raise UsageError("--resume needs --trace: which run?")
     chosen = _merged(read_plan(plan) if plan else Plan(), given).checked()
     if promote and not chosen.attach:
         raise UsageError(
-            "--promote is for --attach: what this command makes is gone when it ends; see --apply, --patch, --oci"
+            "--promote is for --attach: what this command makes is gone when it ends; see --keep, --apply, --patch, --oci"
         )
     chat = _chat(chosen.task, base_url, model)
     try:

@@ -30,6 +30,7 @@ def promote(
     patch: Path | None,
     oci: Path | None,
     name: str,
+    keep: str | None,
     as_json: bool,
 ) -> None:
     """Commit a node of a trace that `statefork explore` wrote: as files, as a patch, as an image, as a session.
@@ -40,9 +41,9 @@ def promote(
     from statefork.explore.plan import Plan
     from statefork.explore.replaying import replay_to, winner
 
-    wishes = Wishes(path, apply, force, patch, oci, name).checked()
+    wishes = Wishes(path, apply, force, patch, oci, name, keep).checked()
     if not wishes and not session:
-        raise UsageError("promote to what? --apply, --patch, --oci or --session")
+        raise UsageError("promote to what? --apply, --patch, --oci, --keep or --session")
     found = winner(trace, node)
     plan = Plan.of_trace(trace)
     if session and not plan.attach:

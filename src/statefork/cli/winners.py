@@ -26,6 +26,7 @@ class Wishes:
     patch: Path | None
     oci: Path | None
     name: str
+    keep: str | None
 
     def checked(self) -> Wishes:
         if (self.apply or self.patch) and self.path is None:
@@ -33,12 +34,13 @@ class Wishes:
         return self
 
     def __bool__(self) -> bool:
-        return bool(self.apply or self.patch or self.oci)
+        return bool(self.apply or self.patch or self.oci or self.keep)
 
     def fulfil(self, environment: Environment, began: str, steps: Sequence[str]) -> dict[str, str]:
         """Returns what was written, by the option that asked for it."""
         from statefork.explore.changes import changed_files
         from statefork.explore.oci import write_image
+        from statefork.explore.promoting import keep
 
         done: dict[str, str] = {}
         if self.apply or self.patch:
@@ -53,6 +55,8 @@ class Wishes:
         if self.oci:
             write_image(environment, began, self.oci, name=self.name, history=steps)
             done["oci"] = str(self.oci)
+        if self.keep:
+            done["kept"] = keep(environment, self.keep)
         return done
 
 
@@ -75,6 +79,7 @@ def wishes_options(command: F) -> F:
             show_default=True,
             help="With --oci: the image's name.",
         ),
+        click.option("--keep", metavar="NAME", help="Keep the winner as a session or container of this name."),
     ]
     for option in reversed(options):
         command = option(command)

@@ -6,7 +6,7 @@ from statefork.explore.field import ReplayDiffers
 from statefork.explore.model import Action, Budget, Node, Policy, Scorer, Watch
 from statefork.explore.oci import write_image
 from statefork.explore.policies import Scripts, Weighted
-from statefork.explore.promoting import promote
+from statefork.explore.promoting import keep, promote
 from statefork.explore.replaying import Replayed, replay, replay_to
 from statefork.explore.retrying import retry
 from statefork.explore.scorers import ByCallable, ExitCode, Number, PassedTests
@@ -35,6 +35,7 @@ __all__ = [
     "beam",
     "best_of_n",
     "changed_files",
+    "keep",
     "mcts",
     "promote",
     "read_trace",

@@ -216,23 +216,19 @@ class Field:
                 return None
             error = problem.message
         with self._lock:
-            node = Node(
-                next(self._numbers),
-                parent,
-                action,
-                score,
-                result.output[-_OUTPUT_TAIL:],
-                output_digest(result),
-                result.exit_code,
-            )
-            node.snapshot, node.error = snapshot, error
-            node.ended = score >= SOLVED or bool(error)
-            node.state = state_digest(worker, snapshot) if snapshot is not None else ""
+            number = next(self._numbers)
+        node = Node(
+            number, parent, action, score, result.output[-_OUTPUT_TAIL:], output_digest(result), result.exit_code
+        )
+        node.snapshot, node.error = snapshot, error
+        node.ended = score >= SOLVED or bool(error)
+        node.state = state_digest(worker, snapshot) if snapshot is not None else ""
+        self._trace.node(node, **times)  # before another worker can find it and build on it
+        with self._lock:
             if snapshot is not None:
                 self._at[worker.id] = node
             self.nodes[node.id] = node
             parent.children.append(node)
-        self._trace.node(node, **times)
         self._make_room(node)
         self._on_node(node)
         return node

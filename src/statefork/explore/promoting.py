@@ -1,11 +1,11 @@
-"""`promote`: the winner of a search goes on as the main environment."""
+"""The winner of a search goes on: as the main environment, or under a name of its own when everything else is gone."""
 
 from __future__ import annotations
 
 from statefork.environment import Environment
 from statefork.explore.searches import Outcome
 
-__all__ = ["promote"]
+__all__ = ["keep", "promote"]
 
 
 def promote(outcome: Outcome, main: Environment) -> None:
@@ -16,3 +16,10 @@ def promote(outcome: Outcome, main: Environment) -> None:
     snapshot = outcome.environment.snapshot()
     main.become(snapshot)
     outcome.environment.destroy()
+
+
+def keep(environment: Environment, name: str) -> str:
+    """The present state once more, as a session or container of that name, which outlives this process and is the caller's
+    to remove. Returns the command that leads to it. Raises Unsupported where the backend's things end with their process."""
+    snapshot, family = environment.snapshot(), environment.family
+    return family.driver.keep(family.tree.find(snapshot).captured, name)
