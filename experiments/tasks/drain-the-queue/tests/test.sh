@@ -13,7 +13,7 @@ check "it was started once" '[ $(wc -l <var/starts) = 1 ]'
 check "night is done" '[ ! -e batches/night ] && [ $(./ask 7024 count) -ge 3 ]'
 check "urgent is submitted" '[ ! -e batches/urgent ]'
 check "urgent is done" '[ $(./ask 7024 count) = 6 ]'
-check "one worker runs" '[ $(pgrep -fc worker.py) = 1 ]'
+check "one worker runs" '[ $(pgrep -fc "^/usr/bin/python3 ..worker.py") = 1 ]'
 check "the results are right" 'grep -qx "3 8 15 1200 1000 600" var/results'
 
 mkdir -p /logs/verifier
