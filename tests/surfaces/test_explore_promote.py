@@ -13,7 +13,19 @@ import pytest
 from statefork.backends.docker import DockerDriver
 from statefork.environment import Environment
 from statefork.errors import Exists, UsageError
-from statefork.explore import ExitCode, Outcome, best_of_n, changed_files, keep, promote, write_image
+from statefork.explore import (
+    Budget,
+    ExitCode,
+    Number,
+    Outcome,
+    Scripts,
+    best_of_n,
+    changed_files,
+    keep,
+    mcts,
+    promote,
+    write_image,
+)
 from statefork.factory import create_env_manager
 from statefork.home import collect
 from waypoint.bases import base_from_rootfs
@@ -190,3 +202,15 @@ def test_somebodys_session_goes_on_as_the_winner(tmp_path: Path, small_rootfs: P
         finally:
             engine.session("mine").remove()
             engine.gc()
+
+
+def test_with_files_only_a_search_goes_on_from_what_comes_back(docker_busybox: str, tmp_path: Path) -> None:
+    """The worker that made a node still has its shell, but nobody who is restored to the node has: so it is restored, too."""
+    with create_env_manager("docker_build", home=tmp_path / "home", base_image=docker_busybox) as env:
+        steps = Scripts(["N=7; echo first >/first", "echo ${N:-lost} | tee /second"])
+        judge = Number("cat /first /second 2>/dev/null | wc -l", scale=0.5)
+        outcome = mcts(env, steps, judge, Budget(nodes=6), workers=1, widening=0.6, exploration=0.0)
+        with outcome.environment as live:
+            assert outcome.solved
+            assert [action.command[:4] for action in outcome.actions] == ["N=7;", "echo"]
+            assert live.read_file("/second") == b"lost\n" and outcome.best.output == "lost\n"
