@@ -24,10 +24,18 @@ _PLAIN_CRIU = {
     "refused/*": "refused in CRIU's own words, which name no process and no remedy",
     "files/posix-lock-on-mapping": "CRIU loses record locks on files that their owner has mapped",
     "programs/sqlite-wal": "CRIU loses record locks on files that their owner has mapped",
+    "processes/identity": "without a user namespace CRIU cannot ask for another user's limits",
 }
 _WAITING = {
     "shell/last-status": "$? is the snapshot's own afterwards",
     "shell/foreground-command": "a snapshot waits for the command",
+}
+_OWN_KERNEL = "gVisor's kernel has none"
+_SKIPPED_OPTIONS = {
+    "files/tmpfs-mount": "environments may not mount",
+    "files/bind-mount": "environments may not mount",
+    "processes/cgroup-limits": "environments have no limits of their own",
+    "network/outbound-connection": "environments have no way out",
 }
 
 NOT_CLAIMED: dict[str, dict[str, str]] = {
@@ -37,16 +45,47 @@ NOT_CLAIMED: dict[str, dict[str, str]] = {
         **_ARCHIVE,
         **_PLAIN_CRIU,
         **_WAITING,
+        **_SKIPPED_OPTIONS,
         "files/delete-and-make-again": "podman cannot export a file that became a directory",
         "files/deleted-but-open": "podman's archive lacks the names that CRIU gives such files for a while",
         "files/inotify": "podman's overlay has no file handles for watches",
         "processes/stopped-process": "the freezer waits for stopped processes for ever",
-        "processes/identity": "without a user namespace CRIU cannot ask for another user's limits",
+    },
+    "criu": {
+        **_PLAIN_CRIU,
+        **_WAITING,
+        **_SKIPPED_OPTIONS,
+        "network/tcp-transfer": "packets are not held back, and what a full queue holds may not come back",
+    },
+    "gvisor": {
+        **_SKIPPED_OPTIONS,
+        "files/file-capabilities": _OWN_KERNEL,
+        "files/file-lease": _OWN_KERNEL,
+        "processes/pid-fd": _OWN_KERNEL,
+        "processes/priorities": "gVisor's kernel has one scheduling policy",
+        "lost/io-priority": _OWN_KERNEL,
+        "lost/timer-slack": _OWN_KERNEL,
+        "lost/coredump-filter": _OWN_KERNEL,
+        "lost/semaphore-eventfd": "not lost, so there is nothing to name",
+        "lost/open-database": "not lost, so there is nothing to name",
+        "lost/personality": "gVisor's kernel has one personality",
+        "lost/memory-seal": _OWN_KERNEL,
+        "lost/keyring": "environments are made with gVisor's own filter of system calls",
+        "refused/*": "a list of what CRIU cannot store; gVisor stores its own kernel's state",
+    },
+    "qemu": {
+        **_SKIPPED_OPTIONS,
+        "lost/semaphore-eventfd": "a machine forgets nothing, so there is nothing to name",
+        "lost/open-database": "a machine forgets nothing, so there is nothing to name",
+        "lost/personality": "a machine forgets nothing, so there is nothing to name",
+        "lost/memory-seal": "a machine forgets nothing, so there is nothing to name",
+        "lost/keyring": "a machine forgets nothing, so there is nothing to name",
+        "refused/*": "a list of what CRIU cannot store; a machine has to refuse nothing",
     },
 }
 
 CLAIMED: dict[str, tuple[str, ...]] = {
     "gvisor": ("network", "ipc"),
-    "criu": ("network", "ipc"),
+    "criu": ("network",),
 }
 """What they bring back beside the capabilities that StateFork has a word for."""
