@@ -28,6 +28,8 @@ __all__ = ["Ready", "Restorer", "Stock"]
 MOST_DUMPERS = 4
 MOST_RESTORERS = 2
 IDLE_SECONDS = 30.0
+PATIENCE = 0.003
+"""The caller's next command is under way when a worker is started: together they would share the interpreter."""
 
 
 @dataclass(slots=True)
@@ -124,6 +126,7 @@ class Stock:
             threading.Thread(target=self._refill, args=(session,), name="refill", daemon=True).start()
 
     def _refill(self, session: SessionRecord | None) -> None:
+        time.sleep(PATIENCE)
         with contextlib.suppress(WaypointError, OSError):
             if session is not None and not session.spec.files_only:
                 self._keep_ready(session)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -131,17 +131,19 @@ def restore_tree(
     base: BaseRecord,
     snapshot: SnapshotRecord,
     spec: Spec,
-    log_dir: Path,
+    log_dir: Path | None,
     env: Mapping[str, str],
     *,
     verify: bool = False,
+    held: Callable[[], bool] | None = None,
     stock: Stock | None = None,
 ) -> Live:
     """Bring a snapshot's processes up over a new upper; a files-only snapshot starts a fresh shell over its files.
 
     On failure nothing of the attempt is left. `verify`: VerifyFailed when what came up differs from the snapshot's manifest.
+    `held` is called when all is restored and nothing runs yet, and takes its time; it says whether to verify, or raises.
+    `log_dir`: where CRIU's log goes, by default beside the new upper.
     """
-    check_base(base, snapshot)
     layers = snapshot.layers
     upper = new_upper(store, base, layers)
     faults.point("up-layer")
@@ -158,28 +160,35 @@ def restore_tree(
         write_identity(store.paths.upper(upper))
         own_files = store.paths.upper(upper) if base.flat else None
         outside = spec.network == "nat"
-        with contextlib.ExitStack() as held:
+        check = checker(snapshot, spec.idmap, store.paths.upper(layers[0]), own_files)
+
+        def before_resume(pid: int) -> None:
+            if held() if held is not None else verify:
+                check(pid)
+
+        with contextlib.ExitStack() as kept:
             waiting = stock.restorer() if stock is not None and not groups else None
             if waiting is not None:
-                held.callback(os.close, waiting.gate)
-                held.enter_context(locks.shared_on(waiting.gate))
+                kept.callback(os.close, waiting.gate)
+                kept.enter_context(locks.shared_on(waiting.gate))
             # CRIU keeps it: gc must not end what CRIU still works on
-            gate = waiting.gate if waiting is not None else held.enter_context(locks.shared(store.paths.gate))
+            gate = waiting.gate if waiting is not None else kept.enter_context(locks.shared(store.paths.gate))
             init = criu.restore(
-                store.paths.image(snapshot.id),
+                store.paths.image(snapshot.image),
                 overlay_for(store, base, layers, upper, spec.idmap),
                 own_network=spec.network != "host",
                 cgroups=groups,
-                log_dir=log_dir,
+                log_dir=log_dir or store.paths.layer(upper),
                 with_network=(lambda pid: _network_up(pid, incarnation(store, upper), outside))
                 if spec.network != "host"
                 else None,
                 hold=[gate],
-                before_resume=checker(snapshot, spec.idmap, store.paths.upper(layers[0]), own_files) if verify else None,
+                before_resume=before_resume if verify or held is not None else None,
+                guarded=held is not None,
                 ahead=waiting.worker if waiting is not None else None,
             )
         faults.point("up-restored")
-        reapply(init, snapshot, store.paths.image(snapshot.id))
+        reapply(init, snapshot, store.paths.image(snapshot.image))
         handshake(init, f"from snapshot {snapshot.id}")
         return Live(init, upper, layers, spec)
     except BaseException:

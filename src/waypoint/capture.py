@@ -22,7 +22,7 @@ from waypoint.errors import DiskFull, NotFound, WaypointError
 from waypoint.guest import frames
 from waypoint.guest.connection import connect
 from waypoint.guest.layer import PRIVATE
-from waypoint.kernel import aliases, cgroups, criu, inspect, obstacles, processes, socket_names, trees, typed
+from waypoint.kernel import aliases, cgroups, criu, inspect, obstacles, processes, pulse, socket_names, trees, typed
 from waypoint.manifest import describe_session
 from waypoint.model import BaseRecord, Capture, Process, SessionRecord, SnapshotRecord
 from waypoint.reapply import TYPED
@@ -30,7 +30,7 @@ from waypoint.store import locks
 from waypoint.store.store import Store
 from waypoint.verify import FILES, file_digest
 
-__all__ = ["Taken", "take", "take_files"]
+__all__ = ["Marks", "NoDraft", "Taken", "take", "take_files"]
 
 COPY_ENTRIES = 3000
 COPY_BYTES = 24 << 20
@@ -54,6 +54,11 @@ class _Sealing:
     renamed: dict[str, str] = field(default_factory=dict)
     typed: bytes = b""
     held: dict[int, dict[str, int]] = field(default_factory=dict)
+    io: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+class NoDraft(WaypointError):
+    """This session cannot be saved without being ended for a moment, or without much work: not unless somebody asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,17 @@ class Taken:
     record: SnapshotRecord
     init: Process | None
     """The session's PID 1 afterwards; None when it was ended on purpose (pause)."""
+    marks: Marks | None = None
+    """By which to tell later whether anything has happened since; of a session that ran on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What stands still when nothing happens in a session: requests to its init, writes from outside, its processes' I/O."""
+
+    requests: int
+    written: int
+    io: dict[int, tuple[int, int]]
 
 
 def take(
@@ -75,9 +91,13 @@ def take(
     created: float,
     ready: Ready,
     end_session: bool = False,
+    draft: bool = False,
     stock: Stock | None = None,
 ) -> Taken:
-    """The caller holds the session's lock, `ready.lock`. On any failure before the commit the session runs on as it was."""
+    """The caller holds the session's lock, `ready.lock`. On any failure before the commit the session runs on as it was.
+
+    `draft`: no row is made, so that all of it is garbage until the caller makes one; NoDraft where that is not to be done.
+    """
     sealing = _Sealing(snapshot)
     init = Process(session.init_pid, session.init_start)
     staging = store.paths.images / f".{snapshot}"
@@ -85,7 +105,10 @@ def take(
     busy = shell is None
     size = trees.measure(upper, most_entries=COPY_ENTRIES, most_bytes=COPY_BYTES)
     sealing.rehome = not end_session and size.over and not base.flat
+    if draft and sealing.rehome:
+        raise NoDraft(f"session {session.id} has changed too many files to be saved ahead")
     ends = sealing.rehome or end_session
+    requests = -1
     stack = contextlib.ExitStack()
     obstacles.refuse_queues(init.pid)
     try:
@@ -94,11 +117,13 @@ def take(
         stack.enter_context(locks.shared_on(ready.gate))
         # it keeps the locks: if we die, CRIU lets the tree go on; until it has, nobody else may touch it
         dumper = stack.enter_context(ready.dumper(init, own_network=session.spec.network != "host"))
-        quiesce(init, session.id)
+        requests = quiesce(init, session.id)
+        written = store.written(session.id)
         faults.point("snapshot-quiesced")
 
         def when_frozen() -> None:
             sealing.held = inspect.descriptors(init.pid)
+            sealing.io = pulse.io_counts(sealing.held)
             _seal(store, session, sealing, end_session, busy, stack)
             sealing.renamed = socket_names.present_names(init.pid)
             sealing.typed = typed.take_typed(init.pid)
@@ -139,6 +164,8 @@ def take(
         faults.point("snapshot-dumped")
         if ends:  # CRIU has ended the tree
             store.db.complete_ending(session.id)
+        elif draft:
+            made(dumped.paused_ms)
         else:
             store.db.add_snapshot(made(dumped.paused_ms), {"snapshot": snapshot})
         faults.point("snapshot-committed")
@@ -156,7 +183,8 @@ def take(
         # the overlay's index holds a link to each copied-up file, which would be counted among the file's names
         trees.discard_tree(store.paths.work(session.upper or 0))
     if not sealing.rehome:
-        return Taken(record, None if end_session else init)
+        marks = Marks(requests, written, sealing.io)
+        return Taken(record, None, None) if end_session else Taken(record, init, marks)
     return _rehome(store, base, session, record, dumped.paused_ms, stock)
 
 
@@ -250,13 +278,19 @@ def _rehome(
     return Taken(record, live.init)
 
 
-def quiesce(init: Process, session: str) -> None:
-    """Every client connection is dropped, so that nothing in the tree points outside of it."""
+def quiesce(init: Process, session: str) -> int:
+    """Every client connection is dropped, so that nothing in the tree points outside of it.
+
+    Returns how many requests init has had that may have changed something; -1 from an init that does not count them.
+    """
+    requests = -1
     with connect(init, session) as connection:
         connection.send(frames.QUIESCE)
         deadline = time.monotonic() + 10
-        while connection.receive(deadline) is not None:
-            pass
+        while (frame := connection.receive(deadline)) is not None:
+            if frame.type == frames.READY and frame.payload:
+                requests = int(frame.payload.split(b"=")[1])
+    return requests
 
 
 def _seal(

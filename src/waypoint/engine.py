@@ -8,15 +8,26 @@ import os
 import shutil
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from waypoint import bringup, faults
 from waypoint.ahead import Stock
+from waypoint.capture import Taken
+from waypoint.drafts import Drafting, Drafts
 from waypoint.ending import resolve
-from waypoint.errors import HasChildren, HostUnsupported, KernelError, NotFound, WaypointError, WrongState
+from waypoint.errors import (
+    CriuError,
+    HasChildren,
+    HostUnsupported,
+    KernelError,
+    NotFound,
+    SessionDead,
+    WaypointError,
+    WrongState,
+)
 from waypoint.guest.commands import BASIC_ENVIRONMENT
 from waypoint.guest.layer import build_guest_layer, guest_files
 from waypoint.hostroot import host_base, mask_host, masked_paths
@@ -27,20 +38,43 @@ from waypoint.model import BaseRecord, Capture, Limits, Network, Process, Sessio
 from waypoint.session import Session, check_name, fork_threads, new_id
 from waypoint.squash import DEPTH, squash
 from waypoint.store.store import Store
+from waypoint.twins import Budget, Twins
 
 __all__ = ["Engine"]
 
 
+def _drafter(engine: weakref.ref[Engine], most_bytes: int) -> Callable[[str], tuple[Taken, SessionRecord] | None]:
+    """An engine that nobody holds any more makes no drafts."""
+
+    def draft(session: str) -> tuple[Taken, SessionRecord] | None:
+        found = engine()
+        return None if found is None else Session(found, session, unseen=True).draft(most_bytes)
+
+    return draft
+
+
 class Engine:
-    def __init__(self, home: Path, *, ahead: bool = False) -> None:
-        """`ahead`: keep CRIU workers waiting for the next snapshot and restore, for a process that lives longer than one."""
+    def __init__(self, home: Path, *, ahead: bool = False, twins: Budget | None = None, drafts: Drafting | None = None) -> None:
+        """`ahead`: keep CRIU workers waiting for the next snapshot and restore, for a process that lives longer than one.
+
+        `twins`: keep copies of the newest snapshots brought up and held, so that a restore or fork only lets one go on.
+        `drafts`: save sessions after each command, so that a snapshot only has to name what is there; needs `ahead`.
+        """
         self.store = Store(home)
         self.boot = processes.boot_id()
         self.stock = Stock(self.store.paths, on=ahead)
+        self.twins = Twins(self.store, twins or Budget())
         weakref.finalize(self, self.stock.close)
+        weakref.finalize(self, self.twins.close)
         self._chores = ThreadPoolExecutor(1, thread_name_prefix="chores") if ahead else None
+        plan = drafts or Drafting()
+        draft = _drafter(weakref.ref(self), plan.bytes)
+        self.drafts = Drafts(self.store, plan, draft, self._chores)
+        weakref.finalize(self, self.drafts.close)
 
     def close(self) -> None:
+        self.drafts.close()
+        self.twins.close()
         self.stock.close()
         if self._chores is not None:
             self._chores.shutdown()
@@ -200,6 +234,7 @@ class Engine:
                 raise
         faults.point("fork-live")
         self.stock.refill(None)
+        self.twins.want(snapshot)
         forks = [Session(self, session) for session in ids]
         if snapshot.spec.on_fork:
             self._greet(forks, snapshot.spec.on_fork)
@@ -246,6 +281,11 @@ class Engine:
     def bring_up(
         self, base: BaseRecord, snapshot: SnapshotRecord, spec: Spec, session: str, *, verify: bool = False
     ) -> bringup.Live:
+        bringup.check_base(base, snapshot)
+        twin = self.twins.take(snapshot.id)
+        if twin is not None:
+            with contextlib.suppress(CriuError, SessionDead, KernelError):  # it died meanwhile: the snapshot is as good as ever
+                return replace(twin.adopt(verify), spec=spec)
         directory = self.store.paths.session(session)
         env = self.environment(spec)
         return bringup.restore_tree(
@@ -312,14 +352,18 @@ class Engine:
 
     def drop_snapshots(self, snapshots: list[str]) -> None:
         """Rows first, then what they named."""
+        self.twins.drop(snapshots)
         layers: list[int] = []
+        images = set(snapshots)
         for snapshot in snapshots:
             with contextlib.suppress(NotFound):
-                layers += self.store.db.snapshot(snapshot).layers
+                record = self.store.db.snapshot(snapshot)
+                layers += record.layers
+                images.add(record.image)
         self.store.db.remove_snapshots(snapshots)
         faults.point("drop-rows")
-        for snapshot in snapshots:
-            self.store.discard_image(snapshot)
+        for image in sorted(images):
+            self.store.discard_image(image)
         faults.point("drop-images")
         self.store.discard_layers(sorted(set(layers)))
 
@@ -327,6 +371,8 @@ class Engine:
         """Remove what no row names: layers, images, processes, cgroups, links. Returns how many of each."""
         from waypoint.sweep import sweep
 
+        self.drafts.drop()
+        self.twins.drop()
         return sweep(self.store, self.boot).as_dict()
 
     def keep_shallow(self, record: SnapshotRecord) -> SnapshotRecord:
@@ -354,7 +400,7 @@ class Engine:
         capture = Capture(("files",), ("processes, memory and terminal: only files were asked for",))
         with self.store.operation():
             self.store.db.update_snapshot(record.id, full=0, memory_bytes=0, capture=json.dumps(asdict(capture)))
-            self.store.discard_image(record.id)
+            self.store.discard_image(record.image)
         return replace(record, full=False, memory_bytes=0, capture=capture)
 
     def sync(self) -> None:

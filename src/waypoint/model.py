@@ -133,3 +133,9 @@ class SnapshotRecord:
     manifest: dict[str, Any]
     pinned: bool = False
     """Hidden from people: it belongs to a paused session."""
+    shares: str | None = None
+    """Nothing had changed since this earlier snapshot: its image is this one's too."""
+
+    @property
+    def image(self) -> str:
+        return self.shares or self.id

@@ -16,7 +16,7 @@ from waypoint.ahead import Ready
 from waypoint.errors import NotCapturable, UsageError, WrongState
 from waypoint.guest import commands, frames
 from waypoint.guest.connection import Connection, connect
-from waypoint.kernel import inspect, own_tty
+from waypoint.kernel import inspect, own_tty, usage
 from waypoint.manifest import shell_state
 from waypoint.model import BaseRecord, ExecResult, Process, SessionRecord, SnapshotRecord
 from waypoint.store import locks
@@ -44,8 +44,10 @@ def check_name(name: str | None) -> str | None:
 class Session:
     """A handle. It holds no resources: dropping it does nothing to the session, and any number may exist for one."""
 
-    def __init__(self, engine: Engine, session: str) -> None:
+    def __init__(self, engine: Engine, session: str, *, unseen: bool = False) -> None:
+        """`unseen`: what is done through this handle changes nothing that a caller could see."""
         self._engine = engine
+        self._unseen = unseen
         self._store = engine.store
         self.id = session
         self.session = session
@@ -65,6 +67,8 @@ class Session:
 
     def connect(self) -> tuple[Connection, int]:
         """Waits while a snapshot or restore of this session is under way."""
+        if not self._unseen:
+            self._engine.drafts.stir(self.id)
         with locks.shared(self._store.paths.session_lock(self.id)):
             record = self._live(self.record)
             return connect(Process(record.init_pid, record.init_start), self.id), record.epoch
@@ -116,7 +120,13 @@ class Session:
             request = commands.exec_request(command, stdin=stdin, no_wait=not wait, merge=merge)
         request.timeout, request.limit, request.log = timeout, limit, log
         request.on_stdout, request.on_stderr, request.on_start = on_stdout, on_stderr, on_start
-        return commands.execute(self, request)
+        return self._execute(request)
+
+    def _execute(self, request: commands.Request) -> ExecResult:
+        try:
+            return commands.execute(self, request)
+        finally:
+            self._engine.drafts.later(self.id)
 
     def run(
         self,
@@ -138,7 +148,7 @@ class Session:
         request = self._run_request(argv, user=user, cwd=cwd, env=env, stdin=stdin, merge=merge)
         request.timeout, request.limit, request.log = timeout, limit, log
         request.on_stdout, request.on_stderr, request.on_start = on_stdout, on_stderr, on_start
-        return commands.execute(self, request)
+        return self._execute(request)
 
     def _run_request(
         self,
@@ -220,6 +230,10 @@ class Session:
         """Save everything. The session runs on; a command in flight goes on here and in every fork."""
         check_name(name)
         began, created = time.perf_counter(), time.time()
+        claimed = self._engine.drafts.claim(self, name, new_id("p"), began)
+        if claimed is not None:
+            self._engine.twins.want(claimed)
+            return claimed
         with self._store.operation():
             record = self._live(self.record)
             if name is not None and self._store.db.has_snapshot_name(record.tree, name):
@@ -227,13 +241,40 @@ class Session:
             with contextlib.closing(self._engine.stock.ready(record)) as ready:
                 shell = shell_state(self)
                 with locks.exclusive_on(ready.lock):
-                    taken = self._capture(name, shell, began, created, ready, end_session=False)
+                    taken = self._capture(name, shell, began, created, ready)
             self._get_ahead()
-            return self._engine.keep_shallow(taken)
+            found = self._engine.keep_shallow(taken.record)
+            self._engine.drafts.note(record, replace(taken, record=found))
+            self._engine.twins.want(found)
+            return found
+
+    def draft(self, most_bytes: int) -> tuple[capture.Taken, SessionRecord] | None:
+        """A snapshot without a row (drafts.py), and the record of what was saved; None where it is not to be done."""
+        began, created = time.perf_counter(), time.time()
+        with self._store.operation():
+            record = self._live(self.record)
+            if record.spec.files_only or usage.tree_usage(record.init_pid)[1] > most_bytes:
+                return None
+            with contextlib.closing(self._engine.stock.ready(record)) as ready:
+                shell = shell_state(self)
+                if shell is None:
+                    return None
+                with locks.exclusive_on(ready.lock):
+                    taken = self._capture(None, shell, began, created, ready, draft=True)
+            self._get_ahead()
+            return taken, record
 
     def _capture(
-        self, name: str | None, shell: dict[str, Any] | None, began: float, created: float, ready: Ready, *, end_session: bool
-    ) -> SnapshotRecord:
+        self,
+        name: str | None,
+        shell: dict[str, Any] | None,
+        began: float,
+        created: float,
+        ready: Ready,
+        *,
+        end_session: bool = False,
+        draft: bool = False,
+    ) -> capture.Taken:
         """The caller holds the session's lock."""
         record = self._live(self._engine.resolved(self.id))
         snapshot = new_id("p")
@@ -241,18 +282,18 @@ class Session:
             return capture.take_files(
                 self._store, record, snapshot,
                 name=name, shell=shell, began=began, created=created, end_session=end_session,
-            ).record  # fmt: skip
-        def take() -> SnapshotRecord:
+            )  # fmt: skip
+        def take() -> capture.Taken:
             return capture.take(
                 self._store, self._store.db.base(record.base), record, snapshot,
                 name=name, shell=shell, began=began, created=created, ready=ready, end_session=end_session,
-                stock=self._engine.stock,
-            ).record  # fmt: skip
+                draft=draft, stock=self._engine.stock,
+            )  # fmt: skip
 
         try:
             return take()
         except NotCapturable:
-            if not own_tty.reopen_by_name(record.init_pid):
+            if draft or not own_tty.reopen_by_name(record.init_pid):
                 raise
             return take()
 
@@ -294,6 +335,7 @@ class Session:
                 self._take_place(record, target, live)
             self._drop_pause(record)
         self._get_ahead()
+        self._engine.twins.want(target)
         return target
 
     def _take_place(self, record: SessionRecord, target: SnapshotRecord, live: bringup.Live) -> None:
@@ -365,7 +407,7 @@ class Session:
             with contextlib.closing(self._engine.stock.ready(self._live(self.record))) as ready:
                 shell = shell_state(self)
                 with locks.exclusive_on(ready.lock):
-                    taken = self._capture(None, shell, began, created, ready, end_session=True)
+                    taken = self._capture(None, shell, began, created, ready, end_session=True).record
                     faults.point("pause-committed")
                     self._engine.sync()
         return taken
@@ -390,6 +432,7 @@ class Session:
         with self._store.operation(), locks.exclusive(self._store.paths.session_lock(self.id)):
             record = self._engine.resolved(self.id)
             self._engine.stock.drop(self.id)
+            self._engine.drafts.stir(self.id)
             self._store.db.remove_session(self.id)
             faults.point("remove-row")
             self._engine.end_incarnation(record)

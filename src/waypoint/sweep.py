@@ -131,7 +131,7 @@ def _layers(store: Store, swept: Swept) -> None:
 
 
 def _images(store: Store, swept: Swept) -> None:
-    named = {record.id for record in store.db.snapshots()}
+    named = {record.image for record in store.db.snapshots()}
     for entry in store.paths.images.iterdir():
         if entry.name not in named:
             swept.freed_bytes += _remove(entry)

@@ -263,6 +263,8 @@ def open_view(engine: Engine, key: str | SessionRecord | SnapshotRecord, *, writ
         stack.enter_context(locks.shared(engine.store.paths.session_lock(record.id)))
         record = engine.settle(engine.store.db.session(record.id))
         if record.state == "live":
+            if write:
+                engine.store.mark_written(record.id)
             yield _closing(stack, _live_view(record))
             return
         if write or record.state == "creating":

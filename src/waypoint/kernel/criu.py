@@ -167,13 +167,15 @@ def restore(
     with_network: Hook | None,
     hold: Sequence[int],
     before_resume: Hook | None = None,
+    guarded: bool = False,
     ahead: Worker | None = None,
 ) -> Process:
     """Bring the tree back over `overlay`; returns its PID 1. On failure nothing of the tree is left. `hold`: see Worker.
 
     `ahead`: a worker of `start_restorer` that waits; it is used up here. Then `hold` is what it was started with.
     `with_network` is called with that pid when its namespaces exist and no socket has been restored yet, `before_resume` when all
-    is restored and nothing runs yet.
+    is restored and nothing runs yet; it may refuse. `guarded`: it may also take its time, and if this process is killed in it, the
+    tree ends without having run.
     """
     options = _options(images, "restore.log", own_network)
     options.root = STAGE
@@ -196,7 +198,7 @@ def restore(
                     _stage(ahead, overlay)
                 hooks: dict[str, Hook] = {"setup-namespaces": namespaces_exist, "network-unlock": lambda _: held.close()}
                 if before_resume is not None:
-                    hooks["pre-resume"] = lambda _: before_resume(begun[0].pid)
+                    hooks["pre-resume"] = lambda _: _before_resume(worker, begun[0], before_resume, guarded)
                 answer = worker.ask(rpc.RESTORE, options, hooks)
                 if not answer.success:
                     raise _failure("restore", log_dir / "restore.log", answer, worker.stderr())
@@ -206,6 +208,24 @@ def restore(
             raise
     finally:
         os.close(work)
+
+
+def _before_resume(worker: Worker, init: Process, hook: Hook, guarded: bool) -> None:
+    """CRIU lets the tree run whatever it hears here: one that must not is ended before CRIU hears of it, and CRIU with it.
+
+    A PID 1 that dies waits until its processes are reaped, which CRIU traces; and CRIU waits for that PID 1. Each process is
+    killed for itself: one that is only about to be would run when its tracer dies.
+    """
+    tree = processes.namespace_pids(init.pid)
+    with worker.guarded(tree) if guarded else contextlib.nullcontext():
+        try:
+            hook(init.pid)
+        except BaseException:
+            for pid in tree:
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    processes.kill(processes.identify(pid))
+            worker.abandon()
+            raise
 
 
 def end_half_restored(known: Sequence[Process] = ()) -> int:

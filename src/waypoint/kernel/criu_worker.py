@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from waypoint.errors import CriuError, DiskFull
 from waypoint.kernel import criu_rpc_pb2 as rpc
@@ -41,6 +41,7 @@ class Worker:
 
     def __init__(self, argv: Sequence[str], *, hold: Sequence[int]) -> None:
         self._answered = False
+        self._abandoned = False
         self._launcher = argv[0]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -93,6 +94,36 @@ class Worker:
             os.close(self._pidfd)
             self._pidfd = -1
 
+    @contextlib.contextmanager
+    def guarded(self, tree: Sequence[int]) -> Iterator[None]:
+        """While CRIU waits for an answer: if this process is killed, `tree` is killed before CRIU can notice, and CRIU after it.
+
+        CRIU would take the end of its socket for an answer, and let the tree run that nobody owns. So a child holds our end of the
+        socket too, and kills them when it finds that we are gone.
+        """
+        guard = subprocess.Popen(
+            ["/bin/sh", "-c", 'read -r word; [ "$word" = go ] || kill -9 "$@"', "guard", *map(str, [*tree, self.pid])],
+            pass_fds=(self._socket.fileno(),),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={},
+            start_new_session=True,
+        )
+        try:
+            yield
+        finally:
+            assert guard.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                guard.stdin.write(b"go\n")
+                guard.stdin.close()
+            threading.Thread(target=guard.wait, daemon=True).start()
+
+    def abandon(self) -> None:
+        """In a hook that raises: CRIU is ended where it is, and its answer is not waited for."""
+        self._abandoned = True
+        self._kill_group()
+
     def ask(self, kind: rpc.criu_req_type, options: rpc.criu_opts, hooks: Mapping[str, Hook]) -> rpc.criu_resp:
         self._send(rpc.criu_req(type=kind, opts=options))
         failed: BaseException | None = None
@@ -107,8 +138,10 @@ class Worker:
                 hook = hooks.get(answer.notify.script)
                 if hook is not None and failed is None:
                     hook(answer.notify.pid)
-            except BaseException as error:  # noqa: BLE001  CRIU must hear of it and undo its work; then it is raised
+            except BaseException as error:
                 failed = error
+                if self._abandoned:
+                    raise
             self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=failed is None))
 
     def _receive(self) -> bytes:

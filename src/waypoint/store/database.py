@@ -31,7 +31,9 @@ CREATE TABLE snapshots (
   id TEXT PRIMARY KEY, name TEXT, parent TEXT REFERENCES snapshots(id), tree TEXT NOT NULL, session TEXT NOT NULL,
   base TEXT NOT NULL REFERENCES bases(id), spec TEXT NOT NULL, layers TEXT NOT NULL, full INTEGER NOT NULL,
   created REAL NOT NULL, duration_ms REAL NOT NULL, paused_ms REAL NOT NULL, files_bytes INTEGER NOT NULL,
-  memory_bytes INTEGER NOT NULL, capture TEXT NOT NULL, manifest TEXT NOT NULL, pinned INTEGER NOT NULL) STRICT;
+  memory_bytes INTEGER NOT NULL, capture TEXT NOT NULL, manifest TEXT NOT NULL, pinned INTEGER NOT NULL,
+  shares TEXT) STRICT;
+CREATE INDEX snapshot_images ON snapshots(shares) WHERE shares IS NOT NULL;
 CREATE UNIQUE INDEX snapshot_names ON snapshots(tree, name) WHERE name IS NOT NULL;
 CREATE TABLE sessions (
   id TEXT PRIMARY KEY, name TEXT UNIQUE, state TEXT NOT NULL, tree TEXT NOT NULL, base TEXT NOT NULL REFERENCES bases(id),
@@ -62,6 +64,7 @@ _SNAPSHOT_COLUMNS = [
     "capture",
     "manifest",
     "pinned",
+    "shares",
 ]
 _SESSION_COLUMNS = [
     "id",
@@ -201,6 +204,10 @@ class Database:
         for row in self._connection().execute("SELECT layers FROM snapshots"):
             used |= set(json.loads(row["layers"]))
         return used
+
+    def image_in_use(self, image: str) -> bool:
+        query = "SELECT 1 FROM snapshots WHERE full AND (id=? OR shares=?) LIMIT 1"
+        return self._connection().execute(query, (image, image)).fetchone() is not None
 
     # -- bases ------------------------------------------------------------------------------------------------------
 

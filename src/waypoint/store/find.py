@@ -11,7 +11,7 @@ from waypoint.errors import Ambiguous
 
 __all__ = ["DATABASE", "FORMAT_VERSION", "SESSIONS", "SESSION_LOCK", "Finder", "find_rows"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DATABASE = "store.db"
 SESSIONS = "s"
 SESSION_LOCK = "lock"

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
@@ -68,24 +69,48 @@ class Store:
         with locks.exclusive(self.paths.queue, timeout=timeout), locks.exclusive(self.paths.gate, timeout=timeout):
             yield
 
+    def gc_waits(self) -> bool:
+        """Somebody waits in `alone` for all operations to end: those that need not go on should not."""
+        fd = locks.open_lock(self.paths.queue)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def mark_written(self, session: str) -> None:
+        """Somebody outside is about to write into a live session's files; no process in it will show that."""
+        now = time.time_ns()
+        os.utime(self.paths.session_lock(session), ns=(now, now))
+
+    def written(self, session: str) -> int:
+        """Another number than before: somebody did."""
+        return self.paths.session_lock(session).stat().st_mtime_ns
+
     @contextmanager
     def holding(self, snapshot: SnapshotRecord) -> Iterator[SnapshotRecord]:
         """The snapshot as it is now; its files stay meanwhile, even if its row is removed. NotFound if it is gone."""
-        needed = [self.paths.layer(layer) for layer in snapshot.layers]
-        if snapshot.full:
-            needed.append(self.paths.image(snapshot.id))
         with ExitStack() as stack:
-            for directory in needed:
-                try:
-                    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                except FileNotFoundError as error:
-                    raise NotFound(f"snapshot {snapshot.id} has just been removed", snapshot=snapshot.id) from error
-                stack.callback(os.close, fd)
-                fcntl.flock(fd, fcntl.LOCK_SH)
+            self.keep(snapshot, stack)
             now = self.db.snapshot(snapshot.id)
             if now.layers != snapshot.layers or now.full != snapshot.full:  # merged meanwhile, or its processes given up
                 now = stack.enter_context(self.holding(now))
             yield now
+
+    def keep(self, snapshot: SnapshotRecord, stack: ExitStack) -> None:
+        """Its files stay until `stack` is closed, whether it has a row or not."""
+        needed = [self.paths.layer(layer) for layer in snapshot.layers]
+        if snapshot.full:
+            needed.append(self.paths.image(snapshot.image))
+        for directory in needed:
+            try:
+                fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError as error:
+                raise NotFound(f"snapshot {snapshot.id} has just been removed", snapshot=snapshot.id) from error
+            stack.callback(os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_SH)
 
     def new_layer(self, purpose: str) -> int:
         """A directory with an empty `d` (and `w` for overlay's work); garbage until a row names it."""
@@ -115,11 +140,11 @@ class Store:
             if doomed:
                 self.db.forget_layers(doomed)
 
-    def discard_image(self, snapshot: str) -> None:
-        """Remove the image of a snapshot that has no row any more; if somebody is restoring from it, that is left to gc."""
+    def discard_image(self, image: str) -> None:
+        """Remove an image that no row names any more; if somebody is restoring from it, that is left to gc."""
         with ExitStack() as stack:
-            if self._claim(self.paths.image(snapshot), stack):
-                trees.discard_tree(self.paths.image(snapshot))
+            if self._claim(self.paths.image(image), stack) and not self.db.image_in_use(image):
+                trees.discard_tree(self.paths.image(image))
 
     def _claim(self, directory: Path, stack: ExitStack) -> bool:
         try:

@@ -94,18 +94,21 @@ gone:
 	forget(c);
 }
 
+static unsigned requests;	/* frames that may have changed something: equal numbers, and no caller has */
+
 static void state(int i)
 {
 	static char text[10240];
-	int n = snprintf(text, sizeof(text), "version=%d\nshell_pid=%d\nshell=%s\nuser=%s\nstate=%s\ncurrent=%u\nlast=%u\nnext=%u\nstarts=%d\ncwd=%s\n",
+	int n = snprintf(text, sizeof(text), "version=%d\nshell_pid=%d\nshell=%s\nuser=%s\nstate=%s\ncurrent=%u\nlast=%u\nnext=%u\nstarts=%d\nrequests=%u\ncwd=%s\n",
 			 WIRE_VERSION, shell_pid, shell_path, shell_user.name,
 			 current ? "busy" : shell_waiting ? "idle" : shell_at_prompt ? "prompt" : "starting",
-			 current, last, next_id, shell_starts, shell_cwd);
+			 current, last, next_id, shell_starts, requests, shell_cwd);
 	reply(i, F_STATE, 0, text, n);
 }
 
 static void quiesce(int i)
 {
+	char text[32];
 	for (int k = 0; k < n_commands; k++)
 		if (commands[k]->client >= 0 && commands[k]->state != QUEUED)
 			commands[k]->grace = GRACE_TICKS;
@@ -113,7 +116,7 @@ static void quiesce(int i)
 		if (k != i)
 			client_close(k);
 	terminals_left();
-	reply(i, F_READY, 0, NULL, 0);
+	reply(i, F_READY, 0, text, snprintf(text, sizeof(text), "requests=%u\n", requests));
 	client_close(i);
 }
 
@@ -149,6 +152,7 @@ static void handle(int i, struct frame *f, const char *payload)
 	struct command *c = find_command(f->id);
 	uint64_t offsets[2];
 
+	requests += f->type != F_HELLO && f->type != F_FOLLOW && f->type != F_QUIESCE && f->type != F_BACKGROUND;
 	switch (f->type) {
 	case F_HELLO:
 		state(i);

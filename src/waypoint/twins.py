@@ -1,0 +1,199 @@
+"""Twins: snapshots that are likely to be restored or forked next, brought up ahead and held before their first instruction.
+
+`restore` and `fork` then only have to let one go on. A twin is a whole restored tree with memory of its own, in which nothing has
+run yet; CRIU waits with it. It is not in any row: if this process ends, however it ends, its twins end without having run, and
+what they had on disk is garbage. Off unless asked for, because each costs the memory of its snapshot.
+
+Not for every snapshot: timers that run would run on in a twin, and a session on the host's network would want its ports twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from waypoint import bringup
+from waypoint.errors import WaypointError
+from waypoint.kernel import trees
+from waypoint.kernel.criu_timers import has_running_timers
+from waypoint.model import SnapshotRecord
+from waypoint.store.store import Store
+
+__all__ = ["Budget", "Twins"]
+
+PATIENCE = 0.015
+"""After an operation its caller goes on: bringing a twin up at once would take a core from that."""
+IDLE_SECONDS = 120.0
+_LOOK_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How many twins may wait, and how much memory the snapshots that they are made of may have together."""
+
+    twins: int = 0
+    bytes: int = 256 << 20
+
+
+class _LetGo(WaypointError):
+    """Nobody wants this twin any more."""
+
+
+class _Twin:
+    """One thread brings it up and waits in the middle of that for the word."""
+
+    def __init__(self, store: Store, snapshot: SnapshotRecord) -> None:
+        self._store = store
+        self.snapshot = snapshot
+        self.since = time.monotonic()
+        self._word: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
+        self._outcome: Future[bringup.Live] = Future()
+        self.held = threading.Event()
+        self._thread = threading.Thread(target=self._bring_up, name=f"twin-{snapshot.id}", daemon=True)
+        self._thread.start()
+
+    def _bring_up(self) -> None:
+        try:
+            with self._store.operation(), self._store.holding(self.snapshot) as source:
+                base = self._store.db.base(source.base)
+                live = bringup.restore_tree(self._store, base, source, source.spec, None, {}, held=self._wait)
+            self._outcome.set_result(live)
+        except BaseException as error:  # noqa: BLE001  whoever takes the twin hears of it
+            self._outcome.set_exception(error)
+        finally:
+            self.held.set()
+            self._store.db.close()
+
+    def _wait(self) -> bool:
+        self.held.set()
+        verify = self._word.get()
+        if verify is None:
+            raise _LetGo(f"the twin of snapshot {self.snapshot.id} was let go")
+        return verify
+
+    @property
+    def failed(self) -> bool:
+        return self._outcome.done()
+
+    def adopt(self, verify: bool) -> bringup.Live:
+        """It goes on, and is the caller's; raises what went wrong with it."""
+        self._word.put(verify)
+        return self._outcome.result()
+
+    def let_go(self) -> None:
+        self._word.put(None)
+
+    def join(self, timeout: float) -> None:
+        self._thread.join(timeout)
+
+
+class Twins:
+    """Those of one engine. Used by any number of threads."""
+
+    def __init__(self, store: Store, budget: Budget) -> None:
+        self._store = store
+        self._budget = budget
+        self._change = threading.Condition()
+        self._wanted: list[SnapshotRecord] = []
+        self._there: list[_Twin] = []
+        self._keeper: threading.Thread | None = None
+        self._closed = False
+
+    def want(self, snapshot: SnapshotRecord) -> None:
+        """Have a twin of it soon; the newest wishes count."""
+        if self._budget.twins < 1 or not snapshot.full or snapshot.spec.network == "host" or snapshot.pinned:
+            return
+        with self._change:
+            if self._closed:
+                return
+            self._wanted = [snapshot, *(one for one in self._wanted if one.id != snapshot.id)][: self._budget.twins]
+            if self._keeper is None:
+                self._keeper = threading.Thread(target=self._keep, name="twins", daemon=True)
+                self._keeper.start()
+            self._change.notify_all()
+
+    def take(self, snapshot: str) -> _Twin | None:
+        """The caller adopts it. One that is still on its way up is further than a restore that begins now."""
+        with self._change:
+            for twin in self._there:
+                if twin.snapshot.id == snapshot and not twin.failed:
+                    self._there.remove(twin)
+                    return twin
+        return None
+
+    def waiting(self) -> list[str]:
+        """The snapshots that have a twin which could be adopted at once."""
+        with self._change:
+            return [twin.snapshot.id for twin in self._there if twin.held.is_set() and not twin.failed]
+
+    def drop(self, snapshots: list[str] | None = None) -> None:
+        """Let go of the twins of these snapshots, or of all, and wait until they are gone."""
+        with self._change:
+            gone = [twin for twin in self._there if snapshots is None or twin.snapshot.id in snapshots]
+            self._there = [twin for twin in self._there if twin not in gone]
+            self._wanted = [one for one in self._wanted if snapshots is not None and one.id not in snapshots]
+        for twin in gone:
+            twin.let_go()
+        for twin in gone:
+            twin.join(30)
+
+    def close(self) -> None:
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+        self.drop()
+
+    # -- the keeper -------------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Ends when nothing is wanted and nothing waits."""
+        while True:
+            time.sleep(PATIENCE)
+            missing, surplus = self._plan()
+            for twin in surplus:
+                twin.let_go()
+            for snapshot in missing:
+                self._add(snapshot)
+            with self._change:
+                if self._closed or not (self._wanted or self._there):
+                    self._keeper = None
+                    return
+                if not missing:
+                    self._change.wait(_LOOK_SECONDS)
+            if self._store.gc_waits():  # for whatever is being made, and twins always are
+                self.drop()
+
+    def _plan(self) -> tuple[list[SnapshotRecord], list[_Twin]]:
+        oldest = time.monotonic() - IDLE_SECONDS
+        with self._change:
+            stale = {twin.snapshot.id for twin in self._there if twin.since < oldest}
+            self._wanted = self._affordable([one for one in self._wanted if one.id not in stale])
+            names = {one.id for one in self._wanted}
+            surplus = [twin for twin in self._there if twin.snapshot.id not in names or twin.failed]
+            self._there = [twin for twin in self._there if twin not in surplus]
+            there = {twin.snapshot.id for twin in self._there}
+            return [one for one in self._wanted if one.id not in there], surplus
+
+    def _affordable(self, wanted: list[SnapshotRecord]) -> list[SnapshotRecord]:
+        left = self._budget.bytes
+        kept = []
+        for snapshot in wanted:
+            size = trees.allocated_bytes(self._store.paths.image(snapshot.image))
+            if size <= left:
+                left -= size
+                kept.append(snapshot)
+        return kept
+
+    def _add(self, snapshot: SnapshotRecord) -> None:
+        suits = False
+        with contextlib.suppress(OSError, ValueError):
+            suits = not has_running_timers(self._store.paths.image(snapshot.image))
+        with self._change:
+            if suits and not self._closed:
+                self._there.append(_Twin(self._store, snapshot))
+            else:
+                self._wanted = [one for one in self._wanted if one.id != snapshot.id]
