@@ -11,8 +11,10 @@ import asyncio
 import codecs
 import copy
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harbor.environments.base import BaseEnvironment, ExecResult, OutputCallback
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
@@ -28,6 +30,8 @@ from statefork.model import OnOutput, RestoreResult, Stream
 from waypoint.engine import Engine
 
 __all__ = ["WaypointEnvironment"]
+
+T = TypeVar("T")
 
 
 class WaypointEnvironment(BaseEnvironment):
@@ -163,17 +167,17 @@ class WaypointEnvironment(BaseEnvironment):
         user: str | int | None = None,
     ) -> ExecResult:
         user = self._resolve_user(user)
-        callback = self._output_callback()
         try:
-            result = await run_program(
-                self.environment,
-                [self._shell, "-c", command],
-                user=user if user is not None else self._image_user,
-                timeout=timeout_sec,
-                cwd=cwd,  # else where the session begins: the task's workdir, or the image's
-                env=self._merge_env(env),
-                on_output=_told(callback, asyncio.get_running_loop()) if callback else None,
-            )
+            async with _told(self._output_callback()) as on_output:
+                result = await run_program(
+                    self.environment,
+                    [self._shell, "-c", command],
+                    user=user if user is not None else self._image_user,
+                    timeout=timeout_sec,
+                    cwd=cwd,  # else where the session begins: the task's workdir, or the image's
+                    env=self._merge_env(env),
+                    on_output=on_output,
+                )
         except ExecTimeout as error:  # what Harbor's own docker environment raises, in its words
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds") from error
         return ExecResult(stdout=result.stdout, stderr=result.stderr, return_code=result.exit_code)
@@ -191,16 +195,32 @@ class WaypointEnvironment(BaseEnvironment):
         await in_thread(lambda: self.environment.download(source_dir, target_dir))
 
 
-def _told(callback: OutputCallback, loop: asyncio.AbstractEventLoop) -> OnOutput:
-    """Output arrives on a thread, in pieces that may end inside a character."""
+@asynccontextmanager
+async def _told(callback: OutputCallback | None) -> AsyncIterator[OnOutput | None]:
+    """Output arrives on a thread, in pieces that may end inside a character; it is told in its order, all of it, before
+    the command's result is."""
+    if callback is None:
+        yield None
+        return
+    loop, pieces = asyncio.get_running_loop(), asyncio.Queue[tuple[Stream, bytes] | None]()
     decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream in ("stdout", "stderr")}
 
-    def tell(stream: Stream, data: bytes) -> None:
-        text = decoders[stream].decode(data)
-        if text:
-            asyncio.run_coroutine_threadsafe(callback(text, stream), loop)
+    async def tell() -> None:
+        while (piece := await pieces.get()) is not None:
+            text = decoders[piece[0]].decode(piece[1])
+            if text:
+                await callback(text, piece[0])
 
-    return tell
+    telling = asyncio.create_task(tell())
+    try:
+        yield lambda stream, data: _put(loop, pieces, (stream, data))
+    finally:
+        pieces.put_nowait(None)
+        await telling
+
+
+def _put(loop: asyncio.AbstractEventLoop, pieces: asyncio.Queue[T], piece: T) -> None:
+    loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
 
 def _dockerfile_user(dockerfile: Path) -> str | None:

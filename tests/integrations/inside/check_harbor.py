@@ -25,9 +25,9 @@ def jobs(tmp_path: Path) -> Path:
     return tmp_path / "jobs"
 
 
-def _harbor(jobs: Path, home: str, tasks: Path, *arguments: str) -> tuple[dict[str, float], Path]:
-    """Rewards by task, and where the job's results are."""
-    fixed = ["-e", "statefork.integrations.harbor:WaypointEnvironment", "--ek", f"home={home}", "-y", "-q"]
+def _harbor(jobs: Path, home: str, tasks: Path, *arguments: str | Path) -> dict[tuple[str, str], float]:
+    """Rewards by agent and task."""
+    fixed = ["-e", "statefork.integrations.harbor:WaypointEnvironment", "--ek", f"home={home}", "-y", "-q", "-n", "2"]
     ended = subprocess.run(
         [
             Path(sys.executable).parent / "harbor",
@@ -52,9 +52,10 @@ def _harbor(jobs: Path, home: str, tasks: Path, *arguments: str) -> tuple[dict[s
     for file in sorted((jobs / "job").glob("*/result.json")):
         result = json.loads(file.read_text())
         assert result["exception_info"] is None, json.dumps(result["exception_info"])[:8000]
-        rewards[file.parent.name.partition("__")[0]] = result["verifier_result"]["rewards"]["reward"]
+        task = file.parent.name.partition("__")[0]
+        rewards[result["agent_info"]["name"], task] = result["verifier_result"]["rewards"]["reward"]
     assert rewards, ended.stdout
-    return rewards, jobs / "job"
+    return rewards
 
 
 def test_the_oracle_solves_the_shipped_tasks(jobs: Path, home: str, tmp_path: Path) -> None:
@@ -63,19 +64,31 @@ def test_the_oracle_solves_the_shipped_tasks(jobs: Path, home: str, tmp_path: Pa
     chosen.mkdir()
     for name in names:
         (chosen / name).symlink_to(TASKS / name)
-    rewards, _ = _harbor(jobs, home, chosen, "-a", "oracle", "-n", "2")
-    assert rewards == dict.fromkeys(names, 1.0)
+    rewards = _harbor(jobs, home, chosen, "-a", "oracle")
+    assert rewards == {("oracle", name): 1.0 for name in names}
 
 
-def test_an_agent_that_does_nothing_gets_nothing(jobs: Path, home: str) -> None:
-    assert _harbor(jobs, home, TASKS / SOME[0], "-a", "nop")[0] == {SOME[0]: 0.0}
+def test_agents_that_branch_type_or_do_nothing(jobs: Path, home: str, tmp_path: Path) -> None:
+    """One job, three agents on one task."""
+    with _chat_endpoint() as (url, asked):
+        terminus = {"api_base": url, "record_terminal_session": False, "enable_summarize": False}
+        agents = [
+            {"name": "nop"},
+            {"import_path": "harbor_agents:Branching"},
+            {"name": "terminus-2", "model_name": "openai/scripted", "kwargs": terminus},
+        ]
+        config = tmp_path / "job.json"
+        config.write_text(json.dumps({"agents": agents}))
+        rewards = _harbor(jobs, home, TASKS / "kv-in-memory", "-c", config)
+    (file,) = jobs.glob("job/*/agent/facts.json")
+    facts, seen = json.loads(file.read_text()), json.dumps(asked[-1]["messages"])
+    wanted = {"nop": 0.0, "branching": 1.0, "terminus-2": 1.0}
+    assert rewards == {(name, "kv-in-memory"): reward for name, reward in wanted.items()}, (facts, seen)
+    _check_branching(facts)
+    assert "^C" in seen, "what is typed reaches the program in the pane"
 
 
-def test_an_agent_that_branches(jobs: Path, home: str) -> None:
-    rewards, job = _harbor(jobs, home, TASKS / "kv-in-memory", "-a", "harbor_agents:Branching")
-    (file,) = job.glob("*/agent/facts.json")
-    facts = json.loads(file.read_text())
-    assert rewards == {"kv-in-memory": 1.0}, facts
+def _check_branching(facts: dict[str, Any]) -> None:
     assert facts["back"] and facts["wrong"] != "100"
     assert {"files", "processes", "memory", "terminal"} <= set(facts["restored"])
     assert facts["forks"] == ["20", "30"]
@@ -143,12 +156,3 @@ def _chat_endpoint() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-def test_the_tmux_agent(jobs: Path, home: str) -> None:
-    with _chat_endpoint() as (url, asked):
-        options = ["--ak", f"api_base={url}", "--ak", "record_terminal_session=false", "--ak", "enable_summarize=false"]
-        rewards, _ = _harbor(jobs, home, TASKS / "kv-in-memory", "-a", "terminus-2", "-m", "openai/scripted", *options)
-    seen = json.dumps(asked[-1]["messages"])
-    assert rewards == {"kv-in-memory": 1.0}, seen
-    assert "^C" in seen, "what is typed reaches the program in the pane"

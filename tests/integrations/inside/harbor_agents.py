@@ -71,6 +71,5 @@ class Branching(BaseAgent):
 
         with environment.scoped_output_callback(heard):
             await environment.exec("echo told")
-        await asyncio.sleep(0)
         facts["heard"] = pieces
         (self.logs_dir / "facts.json").write_text(json.dumps(facts))
