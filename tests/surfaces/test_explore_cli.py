@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from chat_server import call, chat_server
-from statefork.explore import read_trace
+from statefork.explore import ChatSettings, read_trace
 from statefork.explore.drawing import Drawing, fitted, plain
 from statefork.explore.picture import as_html, as_svg
 from terminal_screen import SOURCE, Screen
@@ -272,6 +272,7 @@ def test_a_model(variables: dict[str, str], small_rootfs: Path, tmp_path: Path) 
     assert done.stdout.startswith("solved: score 1 at node 1") and done.stderr == ""
     assert "k-secret" not in trace.read_text()
     assert "--base-url and --model" in run(variables, *words, code=2).stderr
+    assert "another run" in run(variables, *words, "--trace", str(trace), code=125, **chat).stderr
 
 
 @pytest.mark.parametrize(
@@ -349,6 +350,7 @@ def test_the_plan_of_the_documentation(tmp_path: Path) -> None:
     file.write_text(re.search(r"```toml\n(.*?)```", page, re.DOTALL)[1])  # type: ignore[index]
     plan = read_plan(file).checked()
     assert (plan.algorithm, plan.scorer, plan.limits().storage_bytes) == ("mcts", "tests", 4 << 30)
+    assert ChatSettings(**plan.chat).temperature == 0.8
 
 
 def test_a_killed_search_goes_on(variables: dict[str, str], session: str, tmp_path: Path) -> None:

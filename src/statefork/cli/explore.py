@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from statefork.cli.main import home, note
 from statefork.cli.winners import Wishes, wishes_options
-from statefork.errors import UsageError
+from statefork.errors import Exists, UsageError
 
 __all__ = ["explore"]
 
@@ -120,12 +120,15 @@ def explore(
     wishes = Wishes(path, apply, force, patch, oci, name, keep).checked()
     if resume and trace is None:
         raise UsageError("--resume needs --trace: which run?")
+    given["chat"] = {"base_url": base_url, "model": model}
     chosen = _merged(read_plan(plan) if plan else Plan(), given).checked()
     if promote and not chosen.attach:
         raise UsageError(
             "--promote is for --attach: what this command makes is gone when it ends; see --keep, --apply, --patch, --oci"
         )
-    chat = _chat(chosen.task, base_url, model)
+    if trace is not None and trace.exists() and not resume:
+        raise Exists(f"{trace} is the trace of another run; --resume goes on with that, or choose another name")
+    chat = _chat(chosen) if chosen.task else None
     try:
         with chosen.environment(home()) as environment:
             outcome = chosen.search(environment, trace=trace, resume=resume, watch=watch_for(quiet), chat=chat)
@@ -190,6 +193,7 @@ def _merged(plan: Any, given: dict[str, Any]) -> Any:
         raise UsageError("give one of --exit-code, --number and --tests")
     if judges:
         fresh |= {"scorer": judges[0], "score": given[judges[0]]}
+    fresh["chat"] = {**plan.chat, **{name: value for name, value in given["chat"].items() if value}}
     limits = {
         name: given[name] for name in ("seconds", "nodes", "forks", "storage", "memory") if given[name] is not None
     }
@@ -211,13 +215,11 @@ def _number(what: str, text: str) -> float:
     return int(value) if value.is_integer() else value
 
 
-def _chat(task: str, base_url: str | None, model: str | None) -> Any:
-    if not task:
-        return None
+def _chat(plan: Any) -> Any:
     from statefork.explore.chat_endpoint import ChatSettings
 
-    if not base_url or not model:
+    if not plan.chat.get("base_url") or not plan.chat.get("model"):
         raise UsageError(
             "a task needs a model: give --base-url and --model, or $STATEFORK_CHAT_URL and $STATEFORK_CHAT_MODEL"
         )
-    return ChatSettings(base_url, model, os.environ.get("STATEFORK_CHAT_KEY"))
+    return ChatSettings(**plan.chat, key=os.environ.get("STATEFORK_CHAT_KEY"))

@@ -35,6 +35,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 """The searches, and what each takes."""
 
 ScorerKind = Literal["exit_code", "number", "tests"]
+_CHAT = ("base_url", "model", "temperature", "most_tokens", "timeout", "retries", "most_proposals", "extra")
 _BUDGET = ("seconds", "nodes", "forks", "storage", "memory")
 
 
@@ -52,6 +53,8 @@ class Plan:
     weights: Mapping[str, float] = field(default_factory=dict)
     task: str = ""
     """For a model."""
+    chat: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ChatSettings for a task, all but the key."""
     repeat: bool = False
     """A script may be taken more than once on a path."""
     timeout: float | None = None
@@ -68,6 +71,7 @@ class Plan:
             raise UsageError(f"no search {self.algorithm!r}; there are: {', '.join(ALGORITHMS)}")
         _known("search", self.options, ALGORITHMS[self.algorithm])
         _known("budget", self.budget, _BUDGET)
+        _known("chat", self.chat, _CHAT)
         ways = [name for name in ("scripts", "weights", "task") if getattr(self, name)]
         if len(ways) != 1:
             raise UsageError(
@@ -161,7 +165,7 @@ def read_plan(path: Path) -> Plan:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path}: {error}") from error
-    tables = {"arguments", "search", "policy", "scorer", "budget"}
+    tables = {"arguments", "search", "policy", "chat", "scorer", "budget"}
     _known(str(path), document, ("backend", "attach", "setup", *sorted(tables)))
     for name in tables & document.keys():
         if not isinstance(document[name], dict):
@@ -172,6 +176,7 @@ def read_plan(path: Path) -> Plan:
         arguments=document.get("arguments", {}),
         setup=list(document.get("setup", ())),
         budget=document.get("budget", {}),
+        chat=document.get("chat", {}),
     )
     options = dict(document.get("search", {}))
     plan = replace(plan, algorithm=str(options.pop("algorithm", "mcts")), options=options)
