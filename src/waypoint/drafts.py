@@ -95,10 +95,10 @@ class Drafts:
         self,
         store: Store,
         plan: Drafting,
-        take: Callable[[str], tuple[Taken, SessionRecord] | None],
+        take: Callable[[str, int], tuple[Taken, SessionRecord] | None],
         chores: Executor | None,
     ) -> None:
-        """`take` makes a draft of a session, or none; `chores` runs what nobody waits for."""
+        """`take` makes a draft of a session, or none if it has more memory; `chores` runs what nobody waits for."""
         self._store = store
         self._plan = plan
         self._take = take
@@ -109,6 +109,11 @@ class Drafts:
         self._standing: dict[str, _Standing] = {}
         self._worker: threading.Thread | None = None
         self._closed = False
+
+    def allow(self, plan: Drafting) -> None:
+        """From now on; whoever shares this engine and has drafts on keeps them."""
+        if plan.on:
+            self._plan = plan
 
     # -- what the session tells ---------------------------------------------------------------------------------------
 
@@ -257,7 +262,7 @@ class Drafts:
         with ExitStack() as kept:
             kept.enter_context(locks.shared(self._store.paths.gate))  # gc must not take it for garbage
             with contextlib.suppress(WaypointError, OSError):
-                made = self._take(session)
+                made = self._take(session, self._plan.bytes)
                 if made is None:
                     return
                 taken, record = made

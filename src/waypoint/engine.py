@@ -43,10 +43,10 @@ from waypoint.twins import Budget, Twins
 __all__ = ["Engine"]
 
 
-def _drafter(engine: weakref.ref[Engine], most_bytes: int) -> Callable[[str], tuple[Taken, SessionRecord] | None]:
+def _drafter(engine: weakref.ref[Engine]) -> Callable[[str, int], tuple[Taken, SessionRecord] | None]:
     """An engine that nobody holds any more makes no drafts."""
 
-    def draft(session: str) -> tuple[Taken, SessionRecord] | None:
+    def draft(session: str, most_bytes: int) -> tuple[Taken, SessionRecord] | None:
         found = engine()
         return None if found is None else Session(found, session, unseen=True).draft(most_bytes)
 
@@ -68,8 +68,7 @@ class Engine:
         weakref.finalize(self, self.twins.close)
         self._chores = ThreadPoolExecutor(1, thread_name_prefix="chores") if ahead else None
         plan = drafts or Drafting()
-        draft = _drafter(weakref.ref(self), plan.bytes)
-        self.drafts = Drafts(self.store, plan, draft, self._chores)
+        self.drafts = Drafts(self.store, plan, _drafter(weakref.ref(self)), self._chores)
         weakref.finalize(self, self.drafts.close)
 
     def close(self) -> None:

@@ -103,6 +103,11 @@ class Twins:
         self._keeper: threading.Thread | None = None
         self._closed = False
 
+    def allow(self, budget: Budget) -> None:
+        """From now on; whoever shares this engine and asked for more keeps it."""
+        with self._change:
+            self._budget = Budget(max(self._budget.twins, budget.twins), max(self._budget.bytes, budget.bytes))
+
     def want(self, snapshot: SnapshotRecord) -> None:
         """Have a twin of it soon; the newest wishes count."""
         if self._budget.twins < 1 or not snapshot.full or snapshot.spec.network == "host" or snapshot.pinned:

@@ -27,8 +27,10 @@ from statefork.model import Capabilities
 from statefork.registry import Argument, Backend, Method, directory, number, path, text
 from waypoint.bases import base_from_dockerfile, base_from_rootfs
 from waypoint.diff import compare
+from waypoint.drafts import Drafting
 from waypoint.engine import Engine
 from waypoint.model import BaseRecord, Limits, Network
+from waypoint.twins import Budget
 
 __all__ = ["BACKEND", "WaypointDriver", "WaypointOptions"]
 
@@ -56,6 +58,8 @@ class WaypointOptions:
     workdir: str | None = None
     session: str | None = None
     """By id, name or unique prefix: one that exists, to attach to."""
+    twins: int = 0
+    drafts: bool = False
     store: Path | None = None
     """The engine's state directory; by default one inside StateFork's own."""
 
@@ -229,6 +233,8 @@ class WaypointDriver(Driver):
                     found, users = _open.get(store) or (Engine(store, ahead=True), 0)
                     _open[store] = (found, users + 1)
                     self._engines[store] = found
+        found.twins.allow(Budget(twins=self.options.twins))
+        found.drafts.allow(Drafting(on=self.options.drafts))
         return found
 
     def _base(self, engine: Engine) -> BaseRecord | None:
@@ -323,6 +329,8 @@ _BUILD_ARGUMENTS = (
     Argument("env", variables, "variables, as a mapping"),
     Argument("user", text, "whose shell it is"),
     Argument("workdir", text, "where the shell begins"),
+    Argument("twins", number, "so many snapshots are kept brought up, for quick restores; each takes its memory. 0: none"),
+    Argument("drafts", flag, "True: save after each command, while nobody waits, for quick snapshots"),
     _STORE,
 )
 _ATTACH_ARGUMENTS = (Argument("session_id", text, "a live session, by id, name or unique prefix"), _STORE)

@@ -14,7 +14,7 @@ from statefork.bench.workloads import Workload
 from statefork.environment import Environment
 from statefork.errors import WaypointError
 
-__all__ = ["PATTERNS", "agent_loop", "execs", "fan_out", "tree_search"]
+__all__ = ["PATTERNS", "agent_loop", "execs", "fan_out", "tree_search", "unchanged"]
 
 Progress = Callable[[str], None]
 _SHELL = Workload("", "", setup="sleep 1000000 & :")
@@ -129,7 +129,23 @@ def agent_loop(subjects: Sequence[Subject], samples: Samples, say: Progress, *, 
                     time.sleep(seconds)
                     samples.add(name, subject.name, "restore", timed_ms(lambda: _back(env, taken[0], turn, subject)))  # noqa: B023
 
-        _each(name, subjects, samples, say, work)
+        both = [one for subject in subjects for one in (subject, subject.ahead) if one is not None]
+        _each(name, both, samples, say, work)
+
+
+def unchanged(subjects: Sequence[Subject], samples: Samples, say: Progress, *, quick: bool) -> None:
+    """A snapshot when nothing has happened since the last one."""
+    name = "nothing changed"
+
+    def work(subject: Subject) -> None:
+        with subject.make() as env:
+            _SHELL.prepare(env)
+            env.snapshot()
+            for _ in range(3 if quick else 10):
+                time.sleep(0.05)
+                samples.add(name, subject.name, "snapshot", timed_ms(env.snapshot))
+
+    _each(name, subjects, samples, say, work)
 
 
 def _back(env: Environment, snapshot: str, turn: int, subject: Subject) -> None:
@@ -137,4 +153,4 @@ def _back(env: Environment, snapshot: str, turn: int, subject: Subject) -> None:
     _SHELL.check(env, turn, subject.claims)
 
 
-PATTERNS = (execs, fan_out, tree_search, agent_loop)
+PATTERNS = (execs, unchanged, fan_out, tree_search, agent_loop)

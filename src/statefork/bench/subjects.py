@@ -30,6 +30,8 @@ class Subject:
     name: str
     make: Callable[[], Environment]
     claims: frozenset[str]
+    ahead: Subject | None = None
+    """The same backend with what it can do while an agent thinks turned on, where it has that."""
 
 
 def find_subjects(
@@ -46,13 +48,17 @@ def find_subjects(
             make = _maker(name, home)
             with make() as trial:
                 trial.exec_command("true")
-            found.append(Subject(name, make, frozenset(str(one) for one in capabilities.restores)))
+            claims = frozenset(str(one) for one in capabilities.restores)
+            ahead = None
+            if name == "waypoint":
+                ahead = Subject(f"{name}, ahead", _maker(name, home / "ahead", twins=2, drafts=True), claims)
+            found.append(Subject(name, make, claims, ahead))
         except WaypointError as error:
             missing[name] = error.message
     return found, missing
 
 
-def _maker(name: str, home: Path) -> Callable[[], Environment]:
+def _maker(name: str, home: Path, **more: Any) -> Callable[[], Environment]:
     archive = debian_archive()
     arguments: dict[str, Any]
     if name in ("docker", "podman", "hybrid"):
@@ -68,7 +74,7 @@ def _maker(name: str, home: Path) -> Callable[[], Environment]:
 
     def make() -> Environment:
         own = {"container_name": f"statefork-bench-{secrets.token_hex(4)}"} if name == "hybrid" else {}
-        return create_env_manager(f"{name}_build", home=home, **arguments, **own)
+        return create_env_manager(f"{name}_build", home=home, **arguments, **own, **more)
 
     return make
 
