@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from waypoint.kernel.spread import spread_children
 from waypoint.store.find import DATABASE, SESSION_LOCK, SESSIONS
 
 __all__ = ["Paths"]
@@ -75,4 +77,6 @@ class Paths:
         self.home.mkdir(parents=True, exist_ok=True)
         self.home.chmod(0o700)
         for directory in (self.layers, self.bases, self.images, self.sessions):
-            directory.mkdir(exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir()
+                spread_children(str(directory))
