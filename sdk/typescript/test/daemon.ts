@@ -1,9 +1,10 @@
 /** A real `statefork serve`: its own process, its own state directory. */
 
-import { type ChildProcess, spawn } from "node:child_process";
+import { type ChildProcess, execFileSync, spawn } from "node:child_process";
 import { once } from "node:events";
 import { closeSync, mkdtempSync, openSync, readFileSync, rmSync } from "node:fs";
 import { request } from "node:http";
+import { type AddressInfo, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -16,18 +17,25 @@ export class Daemon {
   readonly socket = join(this.home, "s.sock");
   #process: ChildProcess | undefined;
 
-  async start(): Promise<void> {
+  /** On its socket, or on a port of the loopback: then every request needs a token. */
+  async start(port?: number): Promise<void> {
     const { WAYPOINT_HOME: _, ...env } = process.env;
     const log = openSync(join(this.home, "serve.log"), "a");
-    this.#process = spawn(STATEFORK, ["serve", "--socket", this.socket], {
+    const where = port === undefined ? ["--socket", this.socket] : ["--host", "127.0.0.1", "--port", String(port)];
+    this.#process = spawn(STATEFORK, ["serve", ...where], {
       env: { ...env, STATEFORK_HOME: this.home },
       stdio: ["ignore", log, log],
     });
     closeSync(log);
     await until("the daemon is ready", async () => {
       if (this.#process?.exitCode !== null) throw new Error(readFileSync(join(this.home, "serve.log"), "utf-8").slice(-3000));
-      return (await status(this.socket, "/readyz")) === 200;
+      return (await status(port === undefined ? { socketPath: this.socket } : { host: "127.0.0.1", port })) === 200;
     });
+  }
+
+  token(scope: string): string {
+    const env = { ...process.env, STATEFORK_HOME: this.home };
+    return execFileSync(STATEFORK, ["token", "create", "--scope", scope], { env }).toString().trim();
   }
 
   /** -9: it has no time for anything. */
@@ -56,9 +64,19 @@ export async function until(what: string, check: () => Promise<boolean>, seconds
   }
 }
 
-function status(socketPath: string, path: string): Promise<number> {
+/** A port that nobody listens on. */
+export async function freePort(): Promise<number> {
+  const probe = createServer().listen(0, "127.0.0.1");
+  await once(probe, "listening");
+  const { port } = probe.address() as AddressInfo;
+  probe.close();
+  await once(probe, "close");
+  return port;
+}
+
+function status(where: { socketPath: string } | { host: string; port: number }): Promise<number> {
   return new Promise((done) => {
-    const sent = request({ socketPath, path }, (response) => {
+    const sent = request({ ...where, path: "/readyz" }, (response) => {
       response.resume();
       done(response.statusCode ?? 0);
     });

@@ -18,12 +18,14 @@ from statefork.server.guard.problems import Refused
 if TYPE_CHECKING:
     from statefork.server.service.service import Service
 
-__all__ = ["CONNECT_CODES", "E2bDialect", "connect_error", "sandbox_gone"]
+__all__ = ["CONNECT_CODES", "END", "E2bDialect", "connect_error", "envelope", "sandbox_gone"]
 
 _CONTROL = ("sandboxes", "snapshots", "templates", "volumes", "secrets", "teams", "nodes", "volumecontent")
 _VERSIONED = ("v2", "v3")
 _ENVD = ("files", "health", "process.Process", "filesystem.Filesystem")
 
+END = 2
+"""The flag of a stream's last envelope."""
 CONNECT_CODES = {
     "usage": "invalid_argument",
     "not_found": "not_found",
@@ -82,6 +84,8 @@ class E2bDialect:
             return sandbox_gone(scope.get("statefork.sandbox", ""))
         if _is_rpc(scope["path"]):
             body: dict[str, object] = connect_error(code, message)
+            if _is_stream(scope) and status not in (401, 429):
+                return Response(envelope(END, {"error": body}), media_type="application/connect+json")
         else:
             status = 501 if code in ("unsupported", "host_unsupported") else 400 if status == 422 else status
             body = {"code": status, "message": message}
@@ -93,6 +97,12 @@ def connect_error(code: str, message: str) -> dict[str, object]:
     return {"code": CONNECT_CODES.get(code, "internal"), "message": message}
 
 
+def envelope(flags: int, document: dict[str, object]) -> bytes:
+    """One message of a stream."""
+    data = json.dumps(document).encode()
+    return bytes([flags]) + len(data).to_bytes(4, "big") + data
+
+
 def sandbox_gone(sandbox: str) -> Response:
     """What E2B's edge says of a sandbox that ended or is paused: its clients know these words."""
     body = {"sandboxId": sandbox, "message": "The sandbox was not found", "code": 502}
@@ -101,6 +111,11 @@ def sandbox_gone(sandbox: str) -> Response:
 
 def _is_envd(path: str) -> bool:
     return path.lstrip("/").partition("/")[0] in _ENVD
+
+
+def _is_stream(scope: Scope) -> bool:
+    """Then an error is the last message of an answer that begins well; HTTP's own statuses are for what is in between."""
+    return any(name == b"content-type" and value.startswith(b"application/connect+") for name, value in scope["headers"])
 
 
 def _is_rpc(path: str) -> bool:

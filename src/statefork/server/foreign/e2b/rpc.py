@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 
 from statefork.errors import SessionDead, UsageError, WaypointError
-from statefork.server.foreign.e2b.dialect import connect_error
+from statefork.server.foreign.e2b.dialect import END, connect_error, envelope
 from statefork.server.guard.principal import Principal
 from statefork.server.guard.problems import Refused
 from statefork.server.routes.asking import answer
@@ -26,7 +26,6 @@ __all__ = ["keepalive_of", "messages", "sandbox_held", "stream", "timeout_of", "
 
 log = logging.getLogger(__name__)
 
-_END = 2
 _MOST_MESSAGE_BYTES = 16 << 20
 
 
@@ -68,7 +67,7 @@ def stream(events: AsyncIterator[dict[str, Any]], request: Request) -> Response:
         end: dict[str, Any] = {}
         try:
             async for event in events:
-                yield _envelope(0, event)
+                yield envelope(0, event)
         except (WaypointError, Refused) as error:
             request.state.problem_code = error.code
             end = {"error": connect_error(error.code, getattr(error, "message", "") or str(error))}
@@ -76,7 +75,7 @@ def stream(events: AsyncIterator[dict[str, Any]], request: Request) -> Response:
             log.exception("a stream failed")
             request.state.problem_code = "internal"
             end = {"error": {"code": "internal", "message": f"request {request.state.request_id} failed"}}
-        yield _envelope(_END, end)
+        yield envelope(END, end)
 
     return StreamingResponse(
         envelopes(),
@@ -137,8 +136,3 @@ def _document(data: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError("the message is no JSON object")
     return found
-
-
-def _envelope(flags: int, document: dict[str, Any]) -> bytes:
-    data = json.dumps(document).encode()
-    return bytes([flags]) + len(data).to_bytes(4, "big") + data
