@@ -26,6 +26,7 @@ from statefork.model import Capability
 __all__ = ["Story", "main"]
 
 ANSWER_SECONDS = 60.0
+MOST_LINES = 2
 PYTHON = "/usr/bin/python3"
 
 
@@ -58,8 +59,11 @@ class Story:
         identifier = environment.snapshot(name)
         taken = next(one for one in environment.snapshots() if one.id == identifier)
         self.say(f"snapshot {name!r}: {', '.join(taken.captured)}; {taken.duration_ms:.0f} ms")
-        for lost in taken.not_captured:
-            self.say(f"   not in it: {lost}")
+        lost = list(dict.fromkeys(taken.not_captured))
+        for one in lost[:MOST_LINES]:
+            self.say(f"   not in it: {one}")
+        if len(lost) > MOST_LINES:
+            self.say(f"   and {len(lost) - MOST_LINES} more of that")
         return identifier
 
     def restore(self, environment: Environment, name: str) -> None:

@@ -55,6 +55,7 @@ NOT_CLAIMED: dict[str, dict[str, str]] = {
         **_PLAIN_CRIU,
         **_WAITING,
         **_SKIPPED_OPTIONS,
+        "processes/daemon": "comes back below PID 1 and not below the tree's root; the next snapshot names it as beside the tree",
         "network/tcp-transfer": "packets are not held back, and what a full queue holds may not come back",
     },
     "gvisor": {

@@ -1,0 +1,1 @@
+"""What tests of other projects import: nothing of the engine needs it."""
