@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from daemon import running, until
+from statefork.client import Client
 from statefork.environment import Environment
 from statefork.errors import Exists, UsageError
 from statefork.explore import (
@@ -218,3 +220,18 @@ def test_with_files_only_a_search_goes_on_from_what_comes_back(container: Enviro
             assert outcome.solved
             assert [action.command[:4] for action in outcome.actions] == ["N=7;", "echo"]
             assert live.read_file("/second") == b"lost\n" and outcome.best.output == "lost\n"
+
+
+def test_over_a_daemon(tmp_path: Path, small_rootfs: Path) -> None:
+    """The client's environments have the library's verbs, so a search and what comes of it need nothing else."""
+    with running(tmp_path / "d") as daemon, Client(socket=daemon.socket) as client:
+        with client.create_env_manager("waypoint_build", rootfs=str(small_rootfs)) as main:
+            main.exec_command("N=0; mkdir /app")
+            steps = Scripts(["N=$((N + 1)); echo $N | tee /app/n"], once=False)
+            outcome = mcts(main, steps, ExitCode("grep -q 2 /app/n"), Budget(nodes=6), workers=1, trace=tmp_path / "t")  # type: ignore[arg-type]
+            assert outcome.solved
+            with changed_files(outcome.environment, outcome.began, "/app") as changes:
+                assert b"+2" in changes.patch()
+            promote(outcome, main)  # type: ignore[arg-type]
+            assert main.exec_command("echo $N").stdout == "2\n"
+        until(lambda: not daemon.leftovers(), what="nothing is left")

@@ -14,7 +14,7 @@ def promote(outcome: Outcome, main: Environment) -> None:
     What the caller did in the winner since the search counts too. If it fails, both go on as they are.
     """
     snapshot = outcome.environment.snapshot()
-    main.become(snapshot)
+    getattr(main, "become", main.restore)(snapshot)  # a daemon's environments belong to nobody else: restore is all it takes
     outcome.environment.destroy()
 
 
