@@ -22,6 +22,7 @@ COMMANDS = {
     "bench": "Time snapshot, restore and fork on every backend of this host.",
     "completion": "Print the completion script of a shell.",
     "doctor": "Try every backend, and name the fix for what is missing.",
+    "experiment": "Compare attempts from scratch with a tree search, on terminal tasks.",
     "explore": "Search over live state: try steps side by side, keep the best outcome.",
     "fidelity": "Prove what a backend brings back, case by case.",
     "gc": "Remove what crashed processes left behind.",

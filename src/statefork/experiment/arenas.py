@@ -17,14 +17,21 @@ from statefork.errors import NotFound, WaypointError
 from statefork.experiment import base
 from statefork.experiment.tasks import Task
 from statefork.factory import create_env_manager
+from statefork.home import collect
 from statefork.registry import backends
+from statefork.testing.images import cache_directory
 from waypoint.bases import base_from_dockerfile
 from waypoint.engine import Engine
 from waypoint.store.database import FORMAT_VERSION
 
-__all__ = ["BACKENDS", "Arena", "find_arenas"]
+__all__ = ["BACKENDS", "Arena", "default_arena_home", "find_arenas"]
 
 BACKENDS = ("waypoint", "docker", "hybrid", "podman")
+
+
+def default_arena_home() -> Path:
+    """Images of tasks can be built again at any time: it is a cache."""
+    return cache_directory() / "experiment"
 
 
 class Arena:
@@ -125,11 +132,12 @@ def _key(task: Task) -> str:
 
 
 def find_arenas(home: Path, names: Sequence[str]) -> tuple[list[Arena], dict[str, str]]:
-    """Those that work on this host, and why each of the others does not."""
+    """Those that work on this host, and why each of the others does not. What killed runs left behind there is removed."""
     found: list[Arena] = []
     missing: dict[str, str] = {}
     for name in names:
         try:
+            list(collect(home, [backends()[name].driver]))
             found.append(_WaypointArena(name, home) if name == "waypoint" else _ContainerArena(name, home))
         except WaypointError as error:
             missing[name] = error.message

@@ -1,12 +1,12 @@
 """Tasks in Harbor's format, with one file beside Harbor's own: `agent.toml`, by which the stochastic agent plays.
 
-    error_rate = 0.3                     chance that a step goes wrong, for steps that do not say their own
-    [[steps]]  name, command             what solves the task, in order; error_rate if it differs
-    [[wrong]]  name, command             plausible, and no help
-               kind                      "useless" changes nothing that matters; "harmful" damages live state or uses something up
-               at = ["step", ...]        at whose turn it may be taken; left out: at any
-               weight = 1.0              how likely among the wrong ones
-               moves_on = true           the agent takes it for the step itself and goes on; else it notices, and tries the step again
+error_rate = 0.3                     chance that a step goes wrong, for steps that do not say their own
+[[steps]]  name, command             what solves the task, in order; error_rate if it differs
+[[wrong]]  name, command             plausible, and no help
+           kind                      "useless" changes nothing that matters; "harmful" damages live state or uses something up
+           at = ["step", ...]        at whose turn it may be taken; left out: at any
+           weight = 1.0              how likely among the wrong ones
+           moves_on = true           the agent takes it for the step itself and goes on; else it notices, and tries the step again
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _check(task: Task) -> None:
         strange = [name for name in wrong.at if name not in names]
         if strange:
             raise UsageError(f"task {task.name}: {wrong.name!r} is at {', '.join(strange)}, which is no step")
-    commands = [one.command for one in (*task.steps, *task.wrong)]
+    commands = [step.command for step in task.steps] + [wrong.command for wrong in task.wrong]
     for step in task.steps:
         if not any(not wrong.at or step.name in wrong.at for wrong in task.wrong):
             raise UsageError(f"task {task.name}: nothing can go wrong at {step.name!r}")
