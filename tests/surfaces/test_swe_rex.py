@@ -137,6 +137,26 @@ def test_a_command_out_of_time_is_interrupted(session: Session) -> None:
     assert session("echo usable").output == "usable\n"
 
 
+def test_a_command_is_interrupted_while_its_caller_waits(session: Session) -> None:
+    async def both() -> tuple[Any, Any]:
+        command = BashAction(command="sleep 600", session=session.name, check="silent")
+        waiting = asyncio.ensure_future(session.runtime.run_in_session(command))
+        while not waiting.done():
+            with contextlib.suppress(pexpect.TIMEOUT):  # it has not begun yet
+                await session.runtime.run_in_session(BashInterruptAction(session=session.name, timeout=1))
+        return await waiting, None
+
+    assert wait(both())[0].exit_code == 130
+
+
+def test_what_jobs_print_between_commands_holds_nothing_up(session: Session) -> None:
+    session("(for n in $(seq 300); do echo $n; sleep 0.005; done; touch /tmp/jobs-done) &")
+    for _ in range(600):
+        if session("test -e /tmp/jobs-done", check="silent").exit_code == 0:
+            break
+    assert session("cd /tmp; echo free").output.endswith("free\n")
+
+
 def test_interactive_programs_are_talked_to(session: Session) -> None:
     begun = session("python3 -q", is_interactive_command=True, expect=[">>> "])
     assert begun.expect_string == ">>> "

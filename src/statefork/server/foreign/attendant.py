@@ -89,25 +89,15 @@ class Listener:
         await self._queue.put(frame)
 
     def leave(self) -> None:
-        """Whoever waits to put something finds room."""
+        """Whoever waits to put something finds room; whoever still listens, an end."""
         while not self._queue.empty():
             self._queue.get_nowait()
+        self._queue.put_nowait(None)
 
     async def next(self, timeout: float | None = None) -> Frame | None:
         """Raises TimeoutError."""
         async with asyncio.timeout(timeout):
             return await self._queue.get()
-
-    def at_once(self) -> list[Frame]:
-        """What is there already, without its end."""
-        frames: list[Frame] = []
-        while not self._queue.empty():
-            frame = self._queue.get_nowait()
-            if frame is None:
-                self._queue.put_nowait(None)
-                break
-            frames.append(frame)
-        return frames
 
     async def __aiter__(self) -> AsyncIterator[Frame]:
         while (frame := await self._queue.get()) is not None:

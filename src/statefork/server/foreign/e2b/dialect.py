@@ -115,7 +115,9 @@ def _is_envd(path: str) -> bool:
 
 def _is_stream(scope: Scope) -> bool:
     """Then an error is the last message of an answer that begins well; HTTP's own statuses are for what is in between."""
-    return any(name == b"content-type" and value.startswith(b"application/connect+") for name, value in scope["headers"])
+    return any(
+        name == b"content-type" and value.startswith(b"application/connect+") for name, value in scope["headers"]
+    )
 
 
 def _is_rpc(path: str) -> bool:

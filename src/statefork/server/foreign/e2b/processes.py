@@ -220,7 +220,8 @@ async def _events(process: Attended, listener: Listener, every: float) -> AsyncI
             kind, data = frame
             if kind in _OUTPUTS:
                 yield {"event": {"data": {_OUTPUTS[kind]: base64.b64encode(data).decode()}}}
-        assert process.ending is not None
+        if process.ending is None:
+            raise Refused(408, "too_slow", "the output was not read; connect to the process again")
         yield {"event": {"end": _end(process.ending)}}
     finally:
         process.unlisten(listener)

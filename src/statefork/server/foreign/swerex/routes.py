@@ -154,8 +154,7 @@ async def run_in_session(
     async def do() -> dict[str, Any]:
         shell = await runtime.find(body.session)
         if body.action_type == "bash_interrupt":
-            async with shell.turn:
-                return await shell.interrupt({**body.model_dump(), "timeout": body.timeout or 0.2})
+            return await shell.interrupt({**body.model_dump(), "timeout": body.timeout or 0.2})
         if not (body.is_interactive_command or body.is_interactive_quit):
             await _check_syntax(service, held, body.command)
         async with shell.turn:
@@ -282,7 +281,7 @@ async def _executed(service: Service, held: Held, body: Command, words: list[str
         raise Raised("CommandTimeoutError", f"Timeout ({body.timeout}s) exceeded while running command") from None
     result = command.result
     assert result is not None
-    _refuse_missing(result, body, argv)
+    _refuse_missing(result, body, words[0])
     stdout = _text(result.output_bytes if body.merge_output_streams else result.stdout_bytes)
     stderr = "" if body.merge_output_streams else _text(result.stderr_bytes)
     if body.check and result.exit_code != 0:
@@ -291,10 +290,10 @@ async def _executed(service: Service, held: Held, body: Command, words: list[str
     return {"stdout": stdout, "stderr": stderr, "exit_code": result.exit_code}
 
 
-def _refuse_missing(result: ExecResult, body: Command, argv: list[str]) -> None:
+def _refuse_missing(result: ExecResult, body: Command, word: str) -> None:
     """Where subprocess would raise: there is no such program."""
-    if result.exit_code == 127 and not body.shell and not result.stdout_bytes:
-        raise Raised("builtins.FileNotFoundError", f"[Errno 2] No such file or directory: {argv[0]!r}")
+    if result.exit_code == 127 and not body.shell and "No such file or directory" in result.stderr:
+        raise Raised("builtins.FileNotFoundError", f"[Errno 2] No such file or directory: {word!r}")
 
 
 def _text(data: bytes) -> str:

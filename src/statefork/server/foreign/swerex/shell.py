@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import re
 import time
 from typing import Any
@@ -37,7 +38,10 @@ class Shell:
     def __init__(self, service: Service, process: Attended, listener: Listener) -> None:
         self.service, self.process = service, process
         self.turn = asyncio.Lock()
-        self._listener = listener
+        self._arrived = asyncio.Event()
+        self._waiting = bytearray()
+        self._reading_over = False
+        self._reading = asyncio.ensure_future(self._read(listener))
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._text = ""
         self._seen = 0
@@ -98,7 +102,20 @@ class Shell:
         return _observed(output, code, match)
 
     async def interrupt(self, action: dict[str, Any]) -> Observation:
-        """Ctrl-C, some times; then Ctrl-Z and kill."""
+        """Ctrl-C, some times; then Ctrl-Z and kill. While somebody waits for the command, its end is told to them."""
+        for _ in range(max(1, action["n_retry"])):
+            if not self.turn.locked():
+                break
+            await self.process.feed(b"\x03")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(action["timeout"], 0.5)), self.turn:
+                    return _observed("", 0, (PROMPT, 0, 0))
+        if self.turn.locked():
+            raise Raised("pexpect.exceptions.TIMEOUT", "Failed to interrupt session")
+        async with self.turn:
+            return await self._interrupt(action)
+
+    async def _interrupt(self, action: dict[str, Any]) -> Observation:
         patterns, collected = Patterns(action["expect"]), ""
         for _ in range(action["n_retry"]):
             await self.process.feed(b"\x03")
@@ -135,6 +152,7 @@ class Shell:
         async with self.service.use(self.process.held) as live:
             await self.service.commands.run(lambda: live.write_file(self._file, data + b"\n", 0o600))
         self._text, self._seen = "", 0  # what came between two commands is nobody's
+        self._waiting.clear()
         line = f' . {self._file}; __rex=$?; {self._set}; eval "unset __rex; (exit $__rex)"\n'
         await self.process.feed(line.encode())
 
@@ -160,18 +178,35 @@ class Shell:
         self._seen = len(self._text)
         return best
 
+    async def _read(self, listener: Listener) -> None:
+        """All the time: what jobs print between two commands is not to hold them back."""
+        try:
+            async for kind, data in listener:
+                if kind == "p":
+                    self._waiting += data
+                    if len(self._waiting) > _MOST_OUTPUT:
+                        del self._waiting[:-_MOST_OUTPUT]
+                    self._arrived.set()
+        finally:
+            self._reading_over = True
+            self._arrived.set()
+
     async def _more(self, timeout: float | None) -> None:
-        frame = await self._listener.next(timeout)
-        if frame is None:
+        async with asyncio.timeout(timeout):
+            await self._arrived.wait()
+        if self._waiting:
+            self._text += self._decoder.decode(bytes(self._waiting))
+            self._waiting.clear()
+            if len(self._text) > _MOST_OUTPUT:
+                self._text = self._text[-_MOST_OUTPUT:]
+                self._seen = min(self._seen, len(self._text))
+        elif self._reading_over:
             ending = self.process.ending
             if ending is not None and ending.error is not None:
                 raise SessionDead(f"the session is gone: {ending.error}")
             raise Raised("pexpect.exceptions.EOF", "End Of File (EOF): the shell of this session has ended")
-        frames = [frame, *self._listener.at_once()]  # a text of megabytes is not to be copied for every few bytes
-        self._text += self._decoder.decode(b"".join(data for kind, data in frames if kind == "p"))
-        if len(self._text) > _MOST_OUTPUT:
-            self._text = self._text[-_MOST_OUTPUT:]
-            self._seen = min(self._seen, len(self._text))
+        if not self._reading_over:
+            self._arrived.clear()
 
     async def _settled(self) -> str:
         """What still comes in the next moment, without further prompts."""
