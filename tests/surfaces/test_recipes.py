@@ -44,7 +44,7 @@ def test_recipe(recipe: str, tmp_path: Path) -> None:
 def test_each_test_has_its_own_copy_of_the_warm_database(tmp_path: Path) -> None:
     """By the plugin as it is installed: nobody names it."""
     before = set(Path("/var/tmp").glob("waypoint-db-*"))
-    done = started(tmp_path, "pytest", "-p", "no:cacheprovider", "-q", "examples/recipes/warm_database")
+    done = started(tmp_path, "pytest", "-p", "no:cacheprovider", "-o", "timeout=300", "examples/recipes/warm_database")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "8 passed" in done.stdout
     assert set(Path("/var/tmp").glob("waypoint-db-*")) <= before
