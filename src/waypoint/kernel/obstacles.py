@@ -119,8 +119,11 @@ def _named(pid: int, level: int = -1) -> str:
     """`level`: how deep the session's pid namespace is nested; in a namespace below it a process has one number more."""
     with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
         command = cmdline.read(160).replace(b"\0", b" ").decode(errors="replace").strip()
-    inside = _status(pid, "NSpid").split()[level]
-    return f"process {inside} ({command or _status(pid, 'Name')})"
+    numbers = _status(pid, "NSpid").split()
+    name = command or _status(pid, "Name")
+    if level >= len(numbers):
+        return f"process {pid} of the host ({name})"
+    return f"process {numbers[level]} ({name})"
 
 
 def _of_process(pid: int, init_pid: int, level: int) -> list[Obstacle]:
