@@ -377,3 +377,32 @@ def test_commands_are_found_again_after_the_daemons_death(daemon: TcpDaemon, own
     again = sandbox.commands.connect(handle.pid)
     again.send_stdin("on\n")
     assert again.wait().stdout == "survived on\n"
+
+
+def test_containers_are_sandboxes_too(docker_busybox: str, tmp_path: Path) -> None:
+    """Another backend, and an image without bash."""
+    template = tmp_path / "h" / "templates" / "box.json"
+    template.parent.mkdir(parents=True)
+    arguments = {"base_image": docker_busybox, "extra_args": ["--network", "none"]}
+    template.write_text(json.dumps({"method": "docker_build", "arguments": arguments}))
+    with running(tmp_path / "h", tcp=True) as daemon:
+        opts: Opts = {"api_key": daemon.token, "api_url": daemon.url, "sandbox_url": daemon.url}
+        sandbox = Sandbox.create("box", timeout=900, **opts)
+        assert sandbox.commands.run("echo out; echo err >&2; pwd", cwd="/tmp").stdout == "out\n/tmp\n"
+        fed = sandbox.commands.run("cat", background=True, stdin=True)
+        fed.send_stdin("fed\n")
+        fed.close_stdin()
+        assert fed.wait().stdout == "fed\n"
+        long = sandbox.commands.run("sleep 1000", background=True, timeout=0)
+        assert long.kill() is True
+        with pytest.raises(CommandExitException):
+            long.wait()
+        screen: list[bytes] = []
+        terminal = sandbox.pty.create(PtySize(rows=29, cols=77), timeout=60)
+        sandbox.pty.send_stdin(terminal.pid, b"stty size; exit\n")
+        terminal.wait(on_pty=screen.append)
+        assert b"29 77" in b"".join(screen)
+        sandbox.files.write("/srv/kept", "1")
+        assert [entry.name for entry in sandbox.files.list("/srv")] == ["kept"]
+        taken = sandbox.create_snapshot()
+        assert Sandbox.create(taken.snapshot_id, **opts).files.read("/srv/kept") == "1"

@@ -95,8 +95,10 @@ static void in_child(const struct wish *w, const struct who *who, int report, in
 	signal(SIGCHLD, SIG_DFL);
 	signal(SIGPIPE, SIG_DFL);
 	execvp(w->argv[0], w->argv);
-	if (errno == ENOENT && strcmp(w->argv[0], "/bin/bash") == 0)	/* small images have only this one; it takes -l -c too */
-		execv("/bin/sh", w->argv);
+	if (errno == ENOENT && strcmp(w->argv[0], "/bin/bash") == 0) {	/* small images have only this one; it takes -l -c too */
+		w->argv[0] = "/bin/sh";
+		execv(w->argv[0], w->argv);
+	}
 	dprintf(report, "%d %s: %s", errno, w->argv[0], strerror(errno));
 	_exit(127);
 }
