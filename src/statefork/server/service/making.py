@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 import time
@@ -238,7 +239,7 @@ class Making:
             idle_pause_seconds=idle,
             used=now,
             at_expiry=terms.at_expiry,
-            foreign=dict(terms.foreign),
+            foreign=copy.deepcopy(dict(terms.foreign)),
         )
 
     def _give(self, held: Held, owner: str, terms: Terms) -> None:

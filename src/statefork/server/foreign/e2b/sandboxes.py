@@ -93,7 +93,7 @@ async def create(request: Request, body: NewSandbox, service: Services, principa
     at_expiry = "delete"
     if body.autoPause:
         at_expiry = "sleep" if (body.autoResume or {}).get("enabled") else "pause"
-    kept = {"template": body.templateID, "envs": body.envVars or {}}
+    kept = {"template": body.templateID, "envs": body.envVars or {}, "cold": body.autoPauseMemory is False}
     terms = Terms(body.metadata or {}, max(1, body.timeout), at_expiry=at_expiry, foreign={"e2b": kept})
 
     async def do(identifier: str) -> Reply:
@@ -186,11 +186,11 @@ async def connect(request: Request, sandbox: str, body: Connect, service: Servic
     """Wakes it if it is paused; its time is never made shorter."""
     held = shown(service, principal, sandbox)
     guard_of(request).note(request, action="resume", environment=held.id)
-    if body.memory is False:
-        raise Unsupported("a paused sandbox comes back with its memory here; to start anew create one from a snapshot")
     resumed = held.state == "paused"
     if resumed:
         await service.lifecycle.resume(held)
+        if body.memory is False or given(held).get("cold") or given(held).pop("cold_once", False):
+            await _start_anew(service, held)
     await _expires(service, held, body.timeout, only_later=not resumed)
     return answer(sandbox_document(held, access_of(request), principal), 201 if resumed else 200)
 
@@ -201,10 +201,10 @@ async def pause(
 ) -> Response:
     held = shown(service, principal, sandbox)
     guard_of(request).note(request, action="pause", environment=held.id)
-    if body is not None and body.memory is False:
-        raise Unsupported("pause keeps the memory here; take a snapshot with mode='filesystem' to keep only files")
     if held.state == "paused":
         raise Exists(f"sandbox {held.id} is already paused")
+    if body is not None and body.memory is False:
+        held.row.foreign.setdefault("e2b", {})["cold_once"] = True
     await service.lifecycle.pause(held, "caller")
     held.row.expires = None
     return Response(status_code=204)
@@ -260,12 +260,24 @@ async def metrics(sandbox: str, service: Services, principal: Reads) -> Response
     )
 
 
+async def _start_anew(service: Service, held: Held) -> None:
+    """Its files, and none of its processes: what E2B calls a cold boot."""
+    async with service.use(held) as live:
+
+        def call() -> None:
+            live.restore(live.snapshot(mode="files"))
+
+        await service.usage.sample(held)
+        await service.do(held, "restore", call)
+        service.usage.restarted(held)
+
+
 def _refuse_unsupported(body: NewSandbox) -> None:
     for name in ("network", "mcp", "iam", "volumeMounts"):
         if getattr(body, name):
             raise Unsupported(f"{name} is not supported here; see docs/e2b.md")
-    if body.autoPauseMemory is False:
-        raise Unsupported("pausing without memory is not supported here; see docs/e2b.md")
+    if body.autoPauseMemory is False and (body.autoResume or {}).get("enabled"):
+        raise UsageError("a sandbox that is paused without its memory cannot resume by itself")
 
 
 def _networked(wanted: Wanted, body: NewSandbox) -> Wanted:

@@ -35,10 +35,12 @@ async def create(
     guard.note(request, action="snapshot", environment=held.id, name=asked.name)
     name = check_name(asked.name) if asked.name else None
     mode: Any = "files" if asked.memory is False else "auto"
+    tree = service.trees[held.row.tree]
+    if name is not None:
+        await service.commands.run(lambda: _free_name(service, tree, name))
     async with service.use(held) as live:
         taken = await service.do(held, "snapshot", lambda: live.snapshot(name, mode=mode))
     guard.note(request, action="snapshot", snapshot=taken)
-    tree = service.trees[held.row.tree]
     await service.commands.run(lambda: _pin(service, tree, taken, True))
     return answer({"snapshotID": taken, "names": [name] if name else []}, 201)
 
@@ -93,6 +95,13 @@ async def find_alias(alias: str, service: Services, principal: Reads) -> Respons
     if alias not in template_names(service) and pinned_snapshot(service, principal, alias) is None:
         raise NotFound(f"template '{alias}' not found")
     return answer({"templateID": alias, "public": True})
+
+
+def _free_name(service: Service, tree: Tree, name: str) -> None:
+    """A name leads to the newest snapshot that was given it; the older one keeps its id."""
+    for snapshot in tree.family.tree.snapshots():
+        if snapshot.name == name:
+            service.records.rename_node(tree.family.tree.rename(snapshot.id, None).snapshot)
 
 
 def _pin(service: Service, tree: Tree, snapshot: str, pinned: bool) -> None:
