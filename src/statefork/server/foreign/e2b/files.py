@@ -44,10 +44,7 @@ async def read(request: Request, service: Services, principal: Reads, path: str 
     guard_of(request).note(request, action="read_file", environment=held.id)
 
     def call(live: Environment) -> bytes:
-        target = expanded(live, path, user)
-        if live.stat_file(target).kind == "directory":
-            raise UsageError(f"path '{target}' is a directory")
-        return live.read_file(target, limit_bytes=service.settings.file_bytes)
+        return live.read_file(expanded(live, path, user), limit_bytes=service.settings.file_bytes)
 
     async with service.use(held) as live:
         try:
@@ -91,12 +88,12 @@ def _put(live: Environment, target: str, file: IO[bytes], user: str | None) -> d
     """On a thread. Large ones go as an archive of one, so that they are never whole in memory."""
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
-    with contextlib.suppress(NotFound):
-        if live.stat_file(target).kind == "directory":
-            raise UsageError(f"path '{target}' is a directory")
     if size <= _SPOOL_BYTES:
         live.write_file(target, file.read())
     else:
+        with contextlib.suppress(NotFound):
+            if live.stat_file(target).kind == "directory":  # tar would put another in its place, if it is empty
+                raise UsageError(f"write {target}: it is a directory")
         with tempfile.TemporaryFile() as packed:
             with tarfile.open(fileobj=packed, mode="w") as archive:
                 entry = tarfile.TarInfo(posixpath.basename(target))
