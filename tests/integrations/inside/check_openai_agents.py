@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Agent, ModelResponse, Runner, Usage, set_tracing_disabled
+from agents import Agent, ModelResponse, RunConfig, Runner, Usage, set_tracing_disabled
 from agents.items import TResponseInputItem, TResponseOutputItem
 from agents.models.interface import Model
+from agents.run_config import SandboxRunConfig
+from agents.sandbox import LocalSnapshotSpec, Manifest, SandboxAgent
+from agents.sandbox.capabilities import Shell
+from agents.sandbox.entries import File
+from agents.sandbox.errors import (
+    ExecTimeoutError,
+    ExecTransportError,
+    InvalidManifestPathError,
+    WorkspaceReadNotFoundError,
+)
+from agents.sandbox.manifest import Environment as ManifestEnvironment
 from openai.types.responses import (
     ResponseFunctionShellToolCall,
     ResponseFunctionToolCall,
@@ -19,6 +32,7 @@ from openai.types.responses import (
 
 from statefork import Environment
 from statefork.integrations.openai_agents import StateforkTools
+from statefork.integrations.openai_sandbox import StateforkSandboxClient, StateforkSandboxClientOptions
 
 pytestmark = pytest.mark.anyio
 set_tracing_disabled(True)
@@ -128,3 +142,72 @@ async def test_the_sdks_own_shell_and_patches(environment: Environment) -> None:
     assert [one["outcome"]["type"] for one in shells[1]] == ["exit", "timeout"], "what follows a timeout is not started"
     assert shells[1][0]["stdout"] == "two\nend\n"
     assert shells[2][0]["stdout"] == "usable\n"
+
+
+# -- the SDK's sandboxes ----------------------------------------------------------------------------------------------
+
+
+async def test_a_sandbox_agent(home: str) -> None:
+    """The runner makes the sandbox, fills it from the manifest, gives its tools to the model, and ends it."""
+    client = StateforkSandboxClient()
+    model = Scripted(
+        _function("exec_command", cmd="pwd; cat task.txt; echo $WORD; echo done > answer; false"),
+        _function("exec_command", cmd="cat answer", workdir="/workspace"),
+        _said("done"),
+    )
+    agent = SandboxAgent(
+        name="a",
+        model=model,
+        default_manifest=Manifest(
+            entries={"task.txt": File(content=b"the task\n")}, environment=ManifestEnvironment(value={"WORD": "kept"})
+        ),
+        capabilities=[Shell()],
+    )
+    options = StateforkSandboxClientOptions(arguments={"home": home})
+    config = RunConfig(sandbox=SandboxRunConfig(client=client, options=options))
+    result = await Runner.run(agent, "go", run_config=config)
+    assert result.final_output == "done"
+    first, second = model.outputs()
+    assert "exited with code 1" in first
+    assert "/workspace\nthe task\nkept\n" in first
+    assert second.endswith("done\n")
+    assert client._environments == {}, "the runner has ended what it made"
+
+
+async def test_sandbox_sessions(home: str, tmp_path: Path) -> None:
+    """Files, users, timeouts, the SDK's snapshots, and ours."""
+    client = StateforkSandboxClient()
+    options = StateforkSandboxClientOptions(arguments={"home": home})
+    session = await client.create(options=options, snapshot=LocalSnapshotSpec(base_path=tmp_path))
+    await session.start()
+    environment = client.environment(session)
+    await session.write(Path("a/b"), io.BytesIO(b"first"))
+    assert (await session.read(Path("a/b"))).read() == b"first"
+    with pytest.raises(WorkspaceReadNotFoundError):
+        await session.read(Path("missing"))
+    await session.exec("ln -s /etc out")
+    with pytest.raises(InvalidManifestPathError):
+        await session.read(Path("out/passwd"))
+    await session.exec("rm out")
+    assert (await session.exec("id -un; pwd", user="nobody")).stdout == b"nobody\n/workspace\n"
+    with pytest.raises(ExecTimeoutError):
+        await session.exec("sleep 100", timeout=1)
+
+    taken = environment.snapshot()
+    await session.exec("rm -r a; (sleep 1000 >/dev/null 2>&1 &)")
+    environment.restore(taken)
+    assert [entry.path.rpartition("/")[2] for entry in await session.ls("a")] == ["b"]
+
+    state = client.serialize_session_state(session.state)
+    await session.stop()
+    await client.delete(session)
+    assert environment.state == "destroyed"
+    again = await client.resume(client.deserialize_session_state(state))
+    await again.start()
+    assert client.environment(again) is not environment
+    assert (await again.read(Path("a/b"))).read() == b"first", "in a new environment, from the SDK's snapshot"
+    same = await client.resume(again.state)
+    assert client.environment(same) is client.environment(again)
+    await client.delete(again)
+    with pytest.raises(ExecTransportError):
+        await again.exec("true")
