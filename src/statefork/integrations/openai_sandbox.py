@@ -126,8 +126,12 @@ class StateforkSandboxSession(BaseSandboxSession):
         """The workspace as a tar archive, without what the SDK makes anew by itself."""
         packed, kept = io.BytesIO(), io.BytesIO()
         skip = self._persist_workspace_skip_relpaths()
+
+        def keep(piece: bytes) -> None:
+            packed.write(piece)
+
         try:
-            await asyncio.to_thread(self.environment.pack_archive, self._root, packed.write)
+            await asyncio.to_thread(self.environment.pack_archive, self._root, keep)
             packed.seek(0)
             with tarfile.open(fileobj=packed) as source, tarfile.open(fileobj=kept, mode="w") as target:
                 for member in source:
