@@ -28,6 +28,7 @@ def check(tmp_path: Path) -> Callable[[str], None]:
         "CHECK_HOME": str(home),
         "HOME": str(tmp_path),  # they keep settings and logs there
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # litellm would fetch its price list
+        "HARBOR_TELEMETRY": "0",
         "MSWEA_SILENT_STARTUP": "1",
         "OTEL_SDK_DISABLED": "true",
     }
