@@ -23,6 +23,7 @@ setup: .venv/.made
 setup-tests: setup
 	@$(BIN)/waypoint setup --all-packages
 	@$(BIN)/statefork setup
+	@for n in 1 2 3; do env -u STATEFORK_HOME $(BIN)/statefork experiment setup && break || [ $$n != 3 ]; done	# the tasks' base and images, cached
 	@scripts/sdk.sh true	# Node.js and the packages that the tests of the TypeScript SDK need
 	@scripts/frameworks.sh	# the agent frameworks of tests/integrations, in .frameworks
 
