@@ -421,3 +421,72 @@ def test_containers_are_sandboxes_too(docker_busybox: str, tmp_path: Path) -> No
         assert [entry.name for entry in sandbox.files.list("/srv")] == ["kept"]
         taken = sandbox.create_snapshot()
         assert Sandbox.create(taken.snapshot_id, **opts).files.read("/srv/kept") == "1"
+
+
+def test_nonsense_is_refused_in_their_own_words(daemon: TcpDaemon, sandbox: Sandbox) -> None:
+    key = {
+        "X-Access-Token": sandbox._envd_access_token or "",
+        "Connect-Timeout-Ms": "\N{SUPERSCRIPT TWO}",
+    }
+    nonsense: list[Any] = [
+        [],
+        "x",
+        {},
+        {"process": "x"},
+        {"process": {"cmd": 1}},
+        {"process": {"cmd": "x", "args": {}}},
+    ]
+    nonsense += [{"process": {"pid": "x", "tag": []}}, {"path": 1}, {"path": "/a\0b"}, {"path": "/nope", "depth": -1}]
+    nonsense += [
+        {"process": {"pid": 1}, "input": {"stdin": "%"}},
+        {"source": "/", "destination": []},
+        {"watcherId": {}},
+    ]
+    calls = [
+        "process.Process/List",
+        "process.Process/SendInput",
+        "process.Process/SendSignal",
+        "process.Process/Update",
+    ]
+    calls += [
+        "process.Process/CloseStdin",
+        *(f"filesystem.Filesystem/{name}" for name in ("Stat", "ListDir", "Move", "MakeDir", "Remove")),
+    ]
+    calls += [f"filesystem.Filesystem/{name}" for name in ("CreateWatcher", "GetWatcherEvents", "RemoveWatcher")]
+    streams = [
+        "process.Process/Start",
+        "process.Process/Connect",
+        "process.Process/StreamInput",
+        "filesystem.Filesystem/WatchDir",
+    ]
+    with httpx.Client(
+        base_url=daemon.url, headers=[(name, value.encode("latin-1")) for name, value in key.items()]
+    ) as client:
+        for body in nonsense:
+            for call in calls:
+                found = client.post(f"/{call}", json=body)
+                assert found.status_code < 500, (call, body, found.text)
+                assert found.status_code == 200 or isinstance(found.json()["code"], str)
+            data = json.dumps(body).encode()
+            for call in streams:
+                content = b"\0" + len(data).to_bytes(4, "big") + data
+                found = client.post(f"/{call}", content=content, headers={"Content-Type": "application/connect+json"})
+                assert found.status_code == 200
+                assert b"internal" not in found.content, (call, body)
+        assert (
+            client.post(
+                "/process.Process/List", content=b"\1", headers={"Content-Type": "application/proto"}
+            ).status_code
+            == 415
+        )
+        assert (
+            client.post(
+                "/filesystem.Filesystem/Stat", json={"path": "/"}, headers={"Authorization": "Basic %"}
+            ).status_code
+            == 400
+        )
+        assert client.post("/files?path=/srv/x", content=b"x", headers={"Content-Encoding": "gzip"}).status_code == 400
+    admin = {"X-API-Key": daemon.token}
+    for path in ("/sandboxes", f"/sandboxes/{sandbox.sandbox_id}/fork", f"/sandboxes/{sandbox.sandbox_id}/timeout"):
+        found = httpx.post(f"{daemon.url}{path}", headers=admin, json={"templateID": [], "count": -1, "timeout": "x"})
+        assert (found.status_code, found.json()["code"]) == (400, 400)

@@ -57,7 +57,9 @@ class Access:
         if given is None:
             return None
         expiration = asked.get("signature_expiration")
-        if expiration is not None and not (expiration.isdigit() and int(expiration) >= time.time()):
+        if expiration is not None and not (
+            expiration.isascii() and expiration.isdigit() and int(expiration) >= time.time()
+        ):
             raise Refused(401, "unauthenticated", "the signature of this link has expired")
         verb = "read" if scope["method"] in ("GET", "HEAD") else "write"
         for environment, owner in environments.items():

@@ -120,8 +120,10 @@ async def _spooled(request: Request, most: int) -> IO[bytes]:
                 if unpack is None:
                     data, rest = rest, b""
                 else:
+                    if unpack.eof:  # several pieces of gzip in a row are one
+                        unpack = zlib.decompressobj(16 + zlib.MAX_WBITS)
                     data = unpack.decompress(rest, 1 << 20)
-                    rest = unpack.unconsumed_tail
+                    rest = unpack.unused_data if unpack.eof else unpack.unconsumed_tail
                 size += len(data)
                 if size > most:
                     raise Refused(413, "too_large", f"the file is larger than {most} bytes")
@@ -129,6 +131,8 @@ async def _spooled(request: Request, most: int) -> IO[bytes]:
                     await run_in_threadpool(spool.write, data)
                 else:
                     spool.write(data)
+        if unpack is not None and not unpack.eof:
+            raise zlib.error("it ends too soon")
     except zlib.error:
         spool.close()
         raise UsageError("the body is not gzip") from None

@@ -93,11 +93,11 @@ async def stream_input(request: Request, service: Services, principal: Execs) ->
         process: Attended | None = None
         async for message in incoming:
             if "start" in message:
-                process = await _selected(request, held, message["start"] or {})
+                process = await _selected(request, held, rpc.member(message, "start"))
             elif "data" in message:
                 if process is None:
                     raise UsageError("the first message of a stream of input is `start`")
-                await _feed(process, _input(message["data"] or {}))
+                await _feed(process, _input(rpc.member(message, "data")))
 
     return await rpc.unary_of_stream(take(), request)
 
@@ -134,7 +134,7 @@ async def update(request: Request, service: Services, principal: Execs) -> Respo
     guard_of(request).note(request, action="resize", environment=held.id)
     if process.wish.size is None:
         raise UsageError("it has no terminal")
-    await process.resize(*_size(message.get("pty")))
+    await process.resize(*_size(rpc.member(message, "pty")))
     return rpc.reply({})
 
 
@@ -142,25 +142,32 @@ async def update(request: Request, service: Services, principal: Execs) -> Respo
 
 
 def _wish(request: Request, held: Held, message: Mapping[str, Any]) -> Wish:
-    config = message.get("process") or {}
-    words = [config.get("cmd"), *config.get("args", ())]
-    envs = config.get("envs") or {}
-    if not words[0] or not all(isinstance(word, str) for word in (*words, *envs, *envs.values())):
-        raise UsageError("a process has a cmd, args and envs, all of them text")
-    terminal = message.get("pty")
+    config = rpc.member(message, "process")
+    envs, arguments = rpc.member(config, "envs"), config.get("args") or []
+    if not isinstance(arguments, list) or not all(isinstance(one, str) for one in (*arguments, *envs, *envs.values())):
+        raise UsageError("args is a list of texts, and envs are texts with names")
+    command = rpc.text(config, "cmd")
+    if command is None:
+        raise UsageError("a process has a cmd")
+    if any(not name or "=" in name for name in envs):
+        raise UsageError("that cannot name a variable")
+    tag = rpc.text(message, "tag")
+    if (tag or "").startswith(_HIDDEN):
+        raise UsageError(f"tags that begin with {_HIDDEN!r} are taken")
+    terminal = rpc.member(message, "pty") if "pty" in message else None
     return Wish(
-        argv=tuple(words),
+        argv=(command, *arguments),
         env={**given(held).get("envs", {}), **envs},
-        cwd=config.get("cwd") or None,
+        cwd=rpc.text(config, "cwd"),
         user=user_of(request),
-        size=_size(terminal) if terminal else None,
+        size=_size(terminal) if terminal is not None else None,
         feed=message.get("stdin", True) is not False,
-        tag=message.get("tag"),
+        tag=tag,
     )
 
 
-def _size(terminal: Any) -> tuple[int, int]:
-    size = (terminal or {}).get("size") or {}
+def _size(terminal: Mapping[str, Any]) -> tuple[int, int]:
+    size = rpc.member(terminal, "size")
     rows, columns = size.get("rows", 24), size.get("cols", 80)
     if not (isinstance(rows, int) and isinstance(columns, int) and 0 < rows <= 10000 and 0 < columns <= 10000):
         raise UsageError("a terminal has 1 to 10000 rows and columns")
@@ -168,15 +175,15 @@ def _size(terminal: Any) -> tuple[int, int]:
 
 
 async def _selected(request: Request, held: Held, message: Mapping[str, Any]) -> Attended:
-    selector = message.get("process") or {}
-    pid, tag = selector.get("pid"), selector.get("tag")
-    if (not isinstance(pid, int) and not isinstance(tag, str)) or str(tag or "").startswith(_HIDDEN):
+    selector = rpc.member(message, "process")
+    pid, tag = selector.get("pid"), rpc.text(selector, "tag")
+    if (not isinstance(pid, int) and tag is None) or (tag or "").startswith(_HIDDEN):
         raise UsageError("select a process by its pid or its tag")
     return await book_of(request).find(held, pid=pid, tag=tag)
 
 
 def _input(message: Mapping[str, Any]) -> bytes:
-    given_input = message.get("input") or {}
+    given_input = rpc.member(message, "input")
     text = given_input.get("stdin", given_input.get("pty", ""))
     try:
         return base64.b64decode(text, validate=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any
 
 from fastapi import Request, Response
@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 
 from statefork.errors import SessionDead, UsageError, WaypointError
+from statefork.server.foreign.e2b.access import sandbox_of
 from statefork.server.foreign.e2b.dialect import END, connect_error, envelope
 from statefork.server.guard.principal import Principal
 from statefork.server.guard.problems import Refused
@@ -22,7 +23,19 @@ from statefork.server.routes.asking import answer
 from statefork.server.service.held import Held
 from statefork.server.service.service import Service
 
-__all__ = ["keepalive_of", "messages", "sandbox_held", "stream", "timeout_of", "unary", "unary_of_stream"]
+__all__ = [
+    "keepalive_of",
+    "member",
+    "messages",
+    "only_message",
+    "reply",
+    "sandbox_held",
+    "stream",
+    "text",
+    "timeout_of",
+    "unary",
+    "unary_of_stream",
+]
 
 log = logging.getLogger(__name__)
 
@@ -107,8 +120,6 @@ def reply(document: dict[str, Any]) -> Response:
 
 def sandbox_held(request: Request, service: Service, principal: Principal) -> Held:
     """The sandbox that the caller's key opens. Raises SessionDead when it is gone or stands still."""
-    from statefork.server.foreign.e2b.access import sandbox_of
-
     identifier = request.scope.get("statefork.sandbox") or sandbox_of(request.headers) or ""
     held = service.held.get(identifier)
     asleep = held is not None and held.state == "paused" and held.row.paused_by != "idle"
@@ -120,12 +131,33 @@ def sandbox_held(request: Request, service: Service, principal: Principal) -> He
 def timeout_of(request: Request) -> float | None:
     """Seconds that the call may take; None: as many as it likes."""
     text = request.headers.get("connect-timeout-ms", "")
-    return int(text) / 1000 if text.isdigit() and len(text) <= 10 and int(text) else None
+    return int(text) / 1000 if _is_number(text) and int(text) else None
 
 
 def keepalive_of(request: Request) -> float:
     text = request.headers.get("keepalive-ping-interval", "")
-    return float(min(max(int(text), 1), 300)) if text.isdigit() and len(text) < 6 else 50.0
+    return float(min(max(int(text), 1), 300)) if _is_number(text) else 50.0
+
+
+def member(message: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A message inside a message; empty if it is left out."""
+    found = message.get(name)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise UsageError(f"{name} is a message, not a {type(found).__name__}")
+    return found
+
+
+def text(message: Mapping[str, Any], name: str) -> str | None:
+    found = message.get(name)
+    if found is not None and not isinstance(found, str):
+        raise UsageError(f"{name} is text")
+    return found or None
+
+
+def _is_number(digits: str) -> bool:
+    return digits.isascii() and digits.isdigit() and len(digits) <= 10
 
 
 def _document(data: bytes) -> dict[str, Any]:
