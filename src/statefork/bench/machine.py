@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import threading
@@ -9,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Watch", "describe", "disk_used_bytes", "memory_used_bytes"]
+__all__ = ["Watch", "describe", "disk_used_bytes", "memory_used_bytes", "pss_bytes"]
 
 
 def describe() -> dict[str, Any]:
@@ -39,6 +40,17 @@ def _meminfo(key: str) -> int:
 def memory_used_bytes() -> int:
     """Of the whole host, without caches that it can drop."""
     return _meminfo("MemTotal") - _meminfo("MemAvailable")
+
+
+def pss_bytes() -> int:
+    """Of every process of the host: a page that several share counts once, in parts."""
+    total = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                lines = (entry / "smaps_rollup").read_text().splitlines()
+                total += next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0) * 1024
+    return total
 
 
 def disk_used_bytes(path: Path) -> int:

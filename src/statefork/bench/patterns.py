@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from statefork.bench.figures import Samples
-from statefork.bench.machine import memory_used_bytes
+from statefork.bench.machine import memory_used_bytes, pss_bytes
 from statefork.bench.rounds import timed_ms
 from statefork.bench.subjects import Subject
-from statefork.bench.workloads import Workload
+from statefork.bench.workloads import Workload, by_name
 from statefork.environment import Environment
 from statefork.errors import WaypointError
 
-__all__ = ["PATTERNS", "agent_loop", "execs", "fan_out", "tree_search", "unchanged"]
+__all__ = ["PATTERNS", "agent_loop", "depths", "execs", "fan_out", "tree_search", "unchanged"]
 
 Progress = Callable[[str], None]
 _SHELL = Workload("", "", setup="sleep 1000000 & :")
@@ -57,27 +57,73 @@ def fan_out(subjects: Sequence[Subject], samples: Samples, say: Progress, *, qui
             with subject.make() as env:
                 _SHELL.prepare(env)
                 _SHELL.next_round(env, n)
-                snapshot = env.snapshot()
-                before = memory_used_bytes()
-                forks: list[Environment] = []
-                try:
-                    samples.add(
-                        name, subject.name, "fork", timed_ms(lambda: _fork_all(env, snapshot, n, forks, subject))
-                    )
-                    time.sleep(0.5)
-                    grown = (memory_used_bytes() - before) / n / 2**20
-                    samples.add(name, subject.name, "memory per fork", max(grown, 0.0), "MiB")
-                finally:
-                    with ThreadPoolExecutor(4) as pool:
-                        list(pool.map(lambda fork: fork.destroy(), forks))
+                _fan(_SHELL, name, subject, env, n, samples)
 
         _each(name, subjects, samples, say, work)
+    if not quick:
+        _memory_of_forks(subjects, samples, say)
 
 
-def _fork_all(env: Environment, snapshot: str, n: int, forks: list[Environment], subject: Subject) -> None:
-    forks.extend(env.fork(n, from_snapshot=snapshot))
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda fork: _SHELL.check(fork, n, subject.claims), forks))
+def _memory_of_forks(subjects: Sequence[Subject], samples: Samples, say: Progress) -> None:
+    """What ten forks of a warm interpreter cost, beside what one of it holds."""
+    (workload,) = by_name(("numpy and pandas",), quick=False)
+    name = f"ten forks of {workload.name}"
+
+    def work(subject: Subject) -> None:
+        if not workload.needs <= subject.claims:
+            return
+        before = pss_bytes()
+        with subject.make() as env:
+            workload.prepare(env)
+            workload.next_round(env, 10)
+            samples.add(name, subject.name, "the original", max(pss_bytes() - before, 0) / 2**20, "MiB")
+            _fan(workload, name, subject, env, 10, samples)
+
+    _each(name, subjects, samples, say, work)
+
+
+def _fan(workload: Workload, name: str, subject: Subject, env: Environment, n: int, samples: Samples) -> None:
+    snapshot = env.snapshot()
+    used, pss = memory_used_bytes(), pss_bytes()
+    forks: list[Environment] = []
+
+    def all_answer() -> None:
+        forks.extend(env.fork(n, from_snapshot=snapshot))
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda fork: workload.check(fork, n, subject.claims), forks))
+
+    try:
+        samples.add(name, subject.name, "fork", timed_ms(all_answer))
+        time.sleep(0.5)
+        samples.add(name, subject.name, "memory per fork", max(memory_used_bytes() - used, 0) / n / 2**20, "MiB")
+        samples.add(name, subject.name, "PSS per fork", max(pss_bytes() - pss, 0) / n / 2**20, "MiB")
+    finally:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda fork: fork.destroy(), forks))
+
+
+def depths(subjects: Sequence[Subject], samples: Samples, say: Progress, *, quick: bool) -> None:
+    """What a command, a snapshot and a restore cost when so many snapshots lie below, each with changed files."""
+    for depth in (1, 5) if quick else (1, 10, 100):
+        name = f"depth {depth}"
+
+        def work(subject: Subject, depth: int = depth, name: str = name) -> None:
+            if depth > 10 and subject.name != "waypoint":
+                return  # minutes, or more layers than they take
+            with subject.make() as env:
+                _SHELL.prepare(env)
+                for level in range(depth):
+                    _SHELL.next_round(env, level)
+                    env.exec_command(f"mkdir -p /root/levels && echo {level} >/root/levels/{level}")
+                    last = env.snapshot()
+                samples.add(name, subject.name, "restore", timed_ms(lambda: _back(env, last, depth - 1, subject)))
+                for _ in range(20):
+                    command = "cat /root/levels/0 /etc/passwd >/dev/null"
+                    samples.add(name, subject.name, "exec of cat", timed_ms(lambda: env.exec_command(command)))  # noqa: B023
+                env.exec_command("echo last >/root/levels/last")
+                samples.add(name, subject.name, "snapshot", timed_ms(env.snapshot))
+
+        _each(name, subjects, samples, say, work)
 
 
 def tree_search(subjects: Sequence[Subject], samples: Samples, say: Progress, *, quick: bool) -> None:
@@ -153,4 +199,4 @@ def _back(env: Environment, snapshot: str, turn: int, subject: Subject) -> None:
     _SHELL.check(env, turn, subject.claims)
 
 
-PATTERNS = (execs, unchanged, fan_out, tree_search, agent_loop)
+PATTERNS = (execs, unchanged, fan_out, depths, tree_search, agent_loop)

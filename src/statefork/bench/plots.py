@@ -11,7 +11,13 @@ from statefork.errors import HostUnsupported
 
 __all__ = ["draw"]
 
-_VERBS = ("snapshot", "restore", "fork")
+_VERBS = ("snapshot", "restore", "fork", "exec of cat")
+_SIZES = {
+    "cost against memory": r"(\d+) (MiB|GiB)\Z",
+    "cost against files": r"([\d,]+) files\Z",
+    "cost against depth": r"depth (\d+)\Z",
+    "cost against forks": r"fan-out (\d+)\Z",
+}
 
 
 def draw(directory: Path, figures: Sequence[Figure]) -> list[Path]:
@@ -28,7 +34,7 @@ def draw(directory: Path, figures: Sequence[Figure]) -> list[Path]:
             picture = Picture(figsize=(8, 4), layout="constrained")
             _bars(picture, workload, mine)
             paths += _save(picture, directory / _slug(workload))
-    for title, pattern in (("cost against memory", r"(\d+) (MiB|GiB)\Z"), ("cost against forks", r"fan-out (\d+)\Z")):
+    for title, pattern in _SIZES.items():
         picture = Picture(figsize=(8, 4), layout="constrained")
         if _lines(picture, title, figures, pattern):
             paths += _save(picture, directory / _slug(title))
@@ -60,7 +66,7 @@ def _lines(picture: object, title: str, figures: Sequence[Figure], pattern: str)
         size = re.match(pattern, figure.workload)
         if size and figure.what in _VERBS:
             scale = 1024 if "GiB" in figure.workload else 1
-            series.setdefault(f"{figure.backend} {figure.what}", []).append((int(size[1]) * scale, figure.p50))
+            series.setdefault(f"{figure.backend} {figure.what}", []).append((int(size[1].replace(",", "")) * scale, figure.p50))
     series = {name: sorted(points) for name, points in series.items() if len(points) > 1}
     if not series:
         return False

@@ -35,9 +35,11 @@ class Subject:
 
 
 def find_subjects(
-    home: Path, names: Sequence[str], on_progress: Callable[[str], None]
+    home: Path, names: Sequence[str], packages: Sequence[str], on_progress: Callable[[str], None]
 ) -> tuple[list[Subject], dict[str, str]]:
-    """Those that work, and why each of the others does not."""
+    """Those that work, and why each of the others does not. All have one root, with these Debian packages."""
+    on_progress("making the root file system")
+    archive = debian_archive(packages=packages)
     found: list[Subject] = []
     missing: dict[str, str] = {}
     known = backends()
@@ -45,21 +47,20 @@ def find_subjects(
         on_progress(f"trying {name}")
         try:
             capabilities = known[name].probe()
-            make = _maker(name, home)
+            make = _maker(name, home, archive)
             with make() as trial:
                 trial.exec_command("true")
             claims = frozenset(str(one) for one in capabilities.restores)
             ahead = None
             if name == "waypoint":
-                ahead = Subject(f"{name}, ahead", _maker(name, home / "ahead", twins=2, drafts=True), claims)
+                ahead = Subject(f"{name}, ahead", _maker(name, home / "ahead", archive, twins=2, drafts=True), claims)
             found.append(Subject(name, make, claims, ahead))
         except WaypointError as error:
             missing[name] = error.message
     return found, missing
 
 
-def _maker(name: str, home: Path, **more: Any) -> Callable[[], Environment]:
-    archive = debian_archive()
+def _maker(name: str, home: Path, archive: Path, **more: Any) -> Callable[[], Environment]:
     arguments: dict[str, Any]
     if name in ("docker", "podman", "hybrid"):
         tool = "docker" if name == "docker" else "podman"

@@ -55,7 +55,7 @@ def bench(
     samples = Samples()
     with tempfile.TemporaryDirectory(prefix="statefork-bench-", dir="/var/tmp") as scratch, machine.Watch() as watch:
         home = Path(scratch)
-        subjects, missing = find_subjects(home, names or BACKENDS, _progress)
+        subjects, missing = find_subjects(home, names or BACKENDS, work.packages_for(chosen), _progress)
         for workload in chosen:
             raw = home if not workload.step.strip(":") else None
             run_rounds(
