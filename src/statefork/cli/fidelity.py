@@ -7,6 +7,7 @@ import secrets
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ __all__ = ["fidelity"]
 @click.option("--case", "-c", "cases", multiple=True, metavar="CASE", help="A case, a kind, or a pattern of either.")
 @click.option("--option", "-o", "options", multiple=True, metavar="NAME=VALUE", help="An argument of the backend's.")
 @click.option("--jobs", "-j", default=1, show_default=True, type=click.IntRange(1, 64), help="Cases at a time.")
+@click.option("--patience", default=1.0, type=click.FloatRange(1, 100), help="How many times longer all may take.")
 @click.option("--all", "judge_all", is_flag=True, help="Judge also single cases that the backend is known to lose.")
 @click.option("--list", "only_list", is_flag=True, help="Name the cases and run none.")
 @click.option("--page", type=click.Path(path_type=Path), help="Write the table of docs/fidelity.md from JSON documents.")
@@ -36,6 +38,7 @@ def fidelity(
     cases: tuple[str, ...],
     options: tuple[str, ...],
     jobs: int,
+    patience: float,
     judge_all: bool,
     only_list: bool,
     page: Path | None,
@@ -62,7 +65,8 @@ def fidelity(
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that no environment is left behind
     with tempfile.TemporaryDirectory(prefix="fidelity-", dir="/var/tmp") as home:
-        results = run_cases(_backend(backend, options, Path(home), judge_all), chosen, jobs=jobs, on_result=show)
+        judged = replace(_backend(backend, options, Path(home), judge_all), patience=patience)
+        results = run_cases(judged, chosen, jobs=jobs, on_result=show)
     for result in results:
         if result.verdict in (Verdict.FAILED, Verdict.SKIPPED):
             click.echo(f"{result.kind}/{result.case}: {result.message}", err=True)

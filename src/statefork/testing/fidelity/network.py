@@ -31,12 +31,12 @@ class OutboundCase(ProbeCase):
             _says(self.ask(inside, "exchange"), "seen ping", "the connection before the snapshot")
             snapshot = inside.subject.snapshot()
             _says(self.ask(inside, "exchange"), "seen ping", "the live connection after the snapshot")
-            forks = [Inside(fork) for fork in inside.subject.fork(2, from_snapshot=snapshot)]
+            forks = [Inside(fork, inside.patience) for fork in inside.subject.fork(2, from_snapshot=snapshot)]
             try:
                 for fork in forks:
                     self._cut(fork, "a fork")
                 again = forks[0].subject.snapshot()
-                forks += [Inside(fork) for fork in forks[0].subject.fork(1, from_snapshot=again)]
+                forks += [Inside(fork, inside.patience) for fork in forks[0].subject.fork(1, from_snapshot=again)]
                 _says(self.ask(forks[-1], "again"), "seen new", "a new connection from the fork of a fork")
                 _says(self.ask(inside, "exchange"), "seen ping", "the original's connection, with forks beside it")
             finally:

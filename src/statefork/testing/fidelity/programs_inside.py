@@ -56,9 +56,9 @@ class ProbeCase(Case):
         where = self.directory
         script = (
             f"cd {where}; kill -0 $(cat pid) 2>/dev/null || {{ echo '-the program has ended:'; cat log; exit; }}; "
-            f"echo {word} >ask; exec timeout 115 cat answer"
+            f"echo {word} >ask; exec timeout {115 * inside.patience:.0f} cat answer"
         )
-        answer = inside.run("timeout", "120", "/bin/sh", "-c", script, timeout=130)
+        answer = inside.run("timeout", f"{120 * inside.patience:.0f}", "/bin/sh", "-c", script, timeout=130)
         if not answer.startswith("+"):
             raise CaseFailed(f"{word}: {answer[1:].strip() or 'no answer'}")
         return answer[1:]

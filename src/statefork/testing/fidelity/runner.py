@@ -47,6 +47,8 @@ class Backend:
     claims: frozenset[str]
     unclaimed: Mapping[str, str] = field(default_factory=dict)
     """Single cases (`files/times`, `lost/*`) that it does not claim although it claims what they need: why."""
+    patience: float = 1
+    """How many times longer than usual everything may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ def _judge(backend: Backend, case: Case) -> dict[str, Outcome]:
         verdict = Verdict.FAILED if case.options.plain else Verdict.SKIPPED
         return _all_ways(verdict, f"no environment with {case.options}: {error}")
     with _destroyed([subject]):
-        inside = Inside(subject)
+        inside = Inside(subject, backend.patience)
         lacking = _lacking(inside, case)
         if lacking:
             return _all_ways(Verdict.SKIPPED, lacking)
@@ -247,7 +249,7 @@ def _all_ways(verdict: Verdict, message: str = "") -> dict[str, Outcome]:
 def _forks(inside: Inside, n: int, snapshot: str) -> Iterator[list[Inside]]:
     subjects = list(inside.subject.fork(n, from_snapshot=snapshot))
     with _destroyed(subjects):
-        yield [Inside(subject) for subject in subjects]
+        yield [Inside(subject, inside.patience) for subject in subjects]
 
 
 _live: dict[int, Subject] = {}

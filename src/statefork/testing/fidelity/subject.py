@@ -78,20 +78,22 @@ class Subject(Protocol):
 class Inside:
     """The verbs of cases: short, and each failure is a CaseFailed that quotes what the environment said."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, patience: float = 1) -> None:
+        """`patience`: how many times longer than usual everything may take; an emulated machine is slow."""
         self.subject = subject
+        self.patience = patience
 
     def sh(self, command: str, *, timeout: float = DEADLINE_SECONDS, stdin: bytes | None = None) -> str:
         """Evaluate in the persistent shell; its stdout without the last newline. A failing command fails the case."""
-        result = self.subject.exec_command(command, timeout=timeout, stdin=stdin)
+        result = self.subject.exec_command(command, timeout=timeout * self.patience, stdin=stdin)
         return _output(result, command)
 
     def status(self, command: str) -> int:
-        return self.subject.exec_command(command, timeout=DEADLINE_SECONDS).exit_code
+        return self.subject.exec_command(command, timeout=DEADLINE_SECONDS * self.patience).exit_code
 
     def run(self, *argv: str, timeout: float = DEADLINE_SECONDS) -> str:
         """Run a program beside the shell."""
-        return _output(self.subject.run(argv, timeout=timeout), " ".join(argv))
+        return _output(self.subject.run(argv, timeout=timeout * self.patience), " ".join(argv))
 
     def beside(self, script: str, timeout: float = DEADLINE_SECONDS) -> str:
         """A script beside the persistent shell: for when that is busy, or must not be touched."""
@@ -100,21 +102,23 @@ class Inside:
     def until(self, script: str, what: str, timeout: float = DEADLINE_SECONDS) -> None:
         """Wait until the script, run beside the shell, succeeds."""
         self.wait_for(
-            lambda: self.subject.run(["/bin/sh", "-c", script], timeout=timeout).exit_code == 0, what, timeout
+            lambda: self.subject.run(["/bin/sh", "-c", script], timeout=timeout * self.patience).exit_code == 0,
+            what,
+            timeout,
         )
 
     def wait_for(self, true: Callable[[], bool], what: str, timeout: float = DEADLINE_SECONDS) -> None:
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout * self.patience
         while not true():
             if time.monotonic() > deadline:
-                raise CaseFailed(f"waited {timeout:.0f} s in vain: {what}")
+                raise CaseFailed(f"waited {timeout * self.patience:.0f} s in vain: {what}")
             time.sleep(_POLL_SECONDS)
 
     def python(self, modules: Sequence[str] = ()) -> str:
         """An interpreter that has the modules: the system's own before whatever else is on the PATH; empty if none has."""
         wanted = f"import {', '.join(modules)}" if modules else "pass"
         script = f"for p in /usr/bin/python3 python3; do $p -c '{wanted}' 2>/dev/null && echo $p && break; done"
-        return self.subject.exec_command(script, timeout=DEADLINE_SECONDS).stdout.strip()
+        return self.subject.exec_command(script, timeout=DEADLINE_SECONDS * self.patience).stdout.strip()
 
     def put(self, path: str, content: bytes | str) -> None:
         data = content.encode() if isinstance(content, str) else content
