@@ -86,6 +86,7 @@ def start_tree(
         seccomp=_filter_file(store, spec),
         masked=capabilities.MASKED_PATHS,
         readonly=capabilities.READ_ONLY_PATHS,
+        merge=spec.merge,
     )
     argv = [_INIT, spec.shell, spec.start.user, spec.start.workdir, store.tag]
     write_identity(store.paths.upper(upper))
@@ -167,7 +168,7 @@ def restore_tree(
                 check(pid)
 
         with contextlib.ExitStack() as kept:
-            waiting = stock.restorer() if stock is not None and not groups else None
+            waiting = stock.restorer() if stock is not None and not groups and not spec.merge else None
             if waiting is not None:
                 kept.callback(os.close, waiting.gate)
                 kept.enter_context(locks.shared_on(waiting.gate))
@@ -185,6 +186,7 @@ def restore_tree(
                 hold=[gate],
                 before_resume=before_resume if verify or held is not None else None,
                 guarded=held is not None,
+                merge=spec.merge,
                 ahead=waiting.worker if waiting is not None else None,
             )
         faults.point("up-restored")

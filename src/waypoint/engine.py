@@ -31,7 +31,7 @@ from waypoint.errors import (
 from waypoint.guest.commands import BASIC_ENVIRONMENT
 from waypoint.guest.layer import build_guest_layer, guest_files
 from waypoint.hostroot import host_base, mask_host, masked_paths
-from waypoint.kernel import capabilities, processes, syscalls, tools
+from waypoint.kernel import capabilities, ksm, processes, syscalls, tools
 from waypoint.kernel.launch import ID_BASE
 from waypoint.kernel.network import resolv_conf
 from waypoint.model import BaseRecord, Capture, Limits, Network, Process, SessionRecord, SnapshotRecord, Spec
@@ -134,15 +134,19 @@ class Engine:
         user: str | None = None,
         workdir: str | None = None,
         on_fork: str = "",
+        merge: bool = False,
         hide: Sequence[Path] = (),
     ) -> Session:
         """Start a session over `base` (the host's own root by default); it is live when this returns.
 
         `hide`: of the host's root, beside the store and the configured secrets: what the session must not see.
+        `merge`: equal pages of its memory and of other such sessions are shared; the host's KSM must be on.
         A `files_only` session needs no CRIU: its snapshots hold files, and a restore starts a fresh shell over them.
         """
         check_name(name)
         self._require_root()
+        if merge:
+            ksm.require_merging()
         if not files_only:
             tools.criu_argv()  # without a working CRIU no snapshot could be taken: say so now, not then
         with self.store.operation():
@@ -164,6 +168,7 @@ class Engine:
                 auto_snapshot=auto_snapshot,
                 files_only=files_only,
                 on_fork=on_fork,
+                merge=merge,
             )
             guest = self._guest_layer(base, hide)
             session = new_id("s")

@@ -62,6 +62,8 @@ class Spec:
     auto_snapshot: bool = False
     on_fork: str = ""
     """A command run in each fork right after it comes up (reseed, new token)."""
+    merge: bool = False
+    """Equal pages of its memory may be shared with other sessions that allow it too."""
 
 
 @dataclass(frozen=True, slots=True)

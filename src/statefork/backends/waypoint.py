@@ -58,6 +58,7 @@ class WaypointOptions:
     workdir: str | None = None
     session: str | None = None
     """By id, name or unique prefix: one that exists, to attach to."""
+    merge: bool = False
     twins: int = 0
     drafts: bool = False
     store: Path | None = None
@@ -92,6 +93,7 @@ class WaypointDriver(Driver):
                 env=options.env,
                 user=options.user,
                 workdir=options.workdir,
+                merge=options.merge,
                 hide=(place.home,),
             )
         return WaypointLive(engine, session, owned=True)
@@ -329,6 +331,7 @@ _BUILD_ARGUMENTS = (
     Argument("env", variables, "variables, as a mapping"),
     Argument("user", text, "whose shell it is"),
     Argument("workdir", text, "where the shell begins"),
+    Argument("merge", flag, "True: share equal pages with other such environments; the host's KSM must be on"),
     Argument("twins", number, "so many snapshots are kept brought up, for quick restores; each takes its memory. 0: none"),
     Argument("drafts", flag, "True: save after each command, while nobody waits, for quick snapshots"),
     _STORE,

@@ -32,6 +32,7 @@ def session_options(function: Any) -> Any:
             click.option("--user", metavar="U", help="The shell's user."),
             click.option("--workdir", metavar="DIR", help="Where the shell starts."),
             click.option("--cap-add", multiple=True, metavar="CAP", help="Add a capability; may be given again."),
+            click.option("--merge", is_flag=True, help="Share equal pages with other sessions that allow it (the host's KSM)."),
             click.option("--on-fork", default="", metavar="CMD", help="Run this in every fork right after it starts."),
         )
     ):
@@ -77,6 +78,7 @@ def start_session(
     workdir: str | None,
     cap_add: tuple[str, ...],
     on_fork: str,
+    merge: bool,
 ) -> Session:
     from waypoint.model import Limits
 
@@ -92,6 +94,7 @@ def start_session(
         user=user,
         workdir=workdir,
         on_fork=on_fork,
+        merge=merge,
         **extra,
     )
 

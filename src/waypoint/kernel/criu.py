@@ -168,6 +168,7 @@ def restore(
     hold: Sequence[int],
     before_resume: Hook | None = None,
     guarded: bool = False,
+    merge: bool = False,
     ahead: Worker | None = None,
 ) -> Process:
     """Bring the tree back over `overlay`; returns its PID 1. On failure nothing of the tree is left. `hold`: see Worker.
@@ -175,7 +176,7 @@ def restore(
     `ahead`: a worker of `start_restorer` that waits; it is used up here. Then `hold` is what it was started with.
     `with_network` is called with that pid when its namespaces exist and no socket has been restored yet, `before_resume` when all
     is restored and nothing runs yet; it may refuse. `guarded`: it may also take its time, and if this process is killed in it, the
-    tree ends without having run.
+    tree ends without having run. `merge`: its memory may be merged with others' (not with a worker that was started `ahead`).
     """
     options = _options(images, "restore.log", own_network)
     options.root = STAGE
@@ -191,7 +192,8 @@ def restore(
             if own_network and netlock.saved_connections(images):
                 held.callback(netlock.lock_network(pid))
 
-        argv = launch_argv("criu", [*cached_kernel_options(), *overlay.options()], cgroups, tools.criu_argv())
+        more = ["--merge"] if merge else []
+        argv = launch_argv("criu", [*cached_kernel_options(), *overlay.options(), *more], cgroups, tools.criu_argv())
         try:
             with contextlib.ExitStack() as held, ahead or Worker(argv, hold=hold) as worker:
                 if ahead is not None:

@@ -59,6 +59,7 @@ class Surroundings:
     seccomp: Path | None
     masked: tuple[str, ...]
     readonly: tuple[str, ...]
+    merge: bool = False
 
     def options(self) -> list[str]:
         out = ["--network", self.network, "--hostname", self.hostname, "--caps", f"{self.capabilities:x}"]
@@ -68,7 +69,7 @@ class Surroundings:
             out += ["--readonly", path.lstrip("/")]
         if self.seccomp is not None:
             out += ["--seccomp", str(self.seccomp)]
-        return out
+        return [*out, "--merge"] if self.merge else out
 
 
 def launch_argv(verb: str, options: Sequence[str], cgroups: Sequence[Path], program: Sequence[str]) -> list[str]:

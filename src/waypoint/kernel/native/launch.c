@@ -46,7 +46,11 @@
 static const char *lower[MAX_LOWER], *cgroup[MAX_CGROUP], *mask[MAX_MASK], *readonly[MAX_MASK];
 static int n_lower, n_cgroup, n_mask, n_readonly;
 static const char *layers_dir, *base[MAX_BASE], *upper, *work, *hostname = "waypoint", *network = "none", *kdat, *seccomp_file;
-static int enter_pid, n_base;
+#ifndef PR_SET_MEMORY_MERGE
+#define PR_SET_MEMORY_MERGE 67
+#endif
+
+static int enter_pid, n_base, merge;
 static unsigned idmap;
 static uint64_t caps = ~0ULL;
 
@@ -237,6 +241,13 @@ static void reset_signals(void)
 		signal(s, SIG_DFL);
 }
 
+/* What becomes of this process, and all that it forks, may share equal pages with whoever allows it too (KSM). */
+static void allow_merging(void)
+{
+	if (merge && prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0))
+		die("PR_SET_MEMORY_MERGE");
+}
+
 static int new_session(char **argv)
 {
 	int go[2], flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP | SIGCHLD;
@@ -246,6 +257,7 @@ static int new_session(char **argv)
 
 	if (strcmp(network, "host"))
 		flags |= CLONE_NEWNET;
+	allow_merging();
 	join_cgroups();
 	private_mounts();
 	mount_overlay();
@@ -306,6 +318,7 @@ static void enter(int pid, const char *name, int flag)
 
 static int become_criu(char **argv)
 {
+	allow_merging();
 	join_cgroups();
 	private_mounts();
 	if (upper)
@@ -376,6 +389,7 @@ int main(int argc, char **argv)
 		else if (!strcmp(option, "--caps")) caps = strtoull(value(argv, &i), NULL, 16);
 		else if (!strcmp(option, "--seccomp")) seccomp_file = value(argv, &i);
 		else if (!strcmp(option, "--kdat")) kdat = value(argv, &i);
+		else if (!strcmp(option, "--merge")) merge = 1;
 		else if (!strcmp(option, "--enter")) enter_pid = atoi(value(argv, &i));
 		else {
 			fprintf(stderr, "launch: unknown option %s\n", option);
