@@ -116,7 +116,7 @@ class Live(GuestFiles, ABC):
         Override it where the revived shell may be in the middle of a command. Raises: KernelError, SessionDead.
         """
         try:
-            self.exec(ExecRequest(b":", timeout=timeout))
+            self.exec(ExecRequest(b"(exit $?)", timeout=timeout))  # a shell that came back keeps its last status
         except ExecTimeout as error:
             raise KernelError(f"{self.description} came up, but its shell did not answer in {timeout:g} s") from error
 

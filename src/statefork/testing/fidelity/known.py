@@ -26,7 +26,6 @@ _PLAIN_CRIU = {
     "processes/identity": "without a user namespace CRIU cannot ask for another user's limits",
 }
 _WAITING = {
-    "shell/last-status": "$? is the snapshot's own afterwards",
     "shell/foreground-command": "a snapshot waits for the command",
 }
 _OWN_KERNEL = "gVisor's kernel has none"
@@ -75,6 +74,7 @@ NOT_CLAIMED: dict[str, dict[str, str]] = {
     },
     "qemu": {
         **_SKIPPED_OPTIONS,
+        "shell/foreground-command": "it goes on, but $? is not its status afterwards",
         "lost/semaphore-eventfd": "a machine forgets nothing, so there is nothing to name",
         "lost/open-database": "a machine forgets nothing, so there is nothing to name",
         "lost/personality": "a machine forgets nothing, so there is nothing to name",
@@ -87,5 +87,6 @@ NOT_CLAIMED: dict[str, dict[str, str]] = {
 CLAIMED: dict[str, tuple[str, ...]] = {
     "gvisor": ("network", "ipc"),
     "criu": ("network",),
+    "hybrid": ("network", "ipc"),
 }
 """What they bring back beside the capabilities that StateFork has a word for."""

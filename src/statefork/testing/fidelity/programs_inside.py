@@ -38,7 +38,7 @@ class ProbeCase(Case):
         inside.sh(f"mkdir -p {where} && tar xf - -C {where}", stdin=_archive(self._module))
         python = inside.python(self.modules) or "python3"
         inside.sh(
-            f"mkfifo {where}/ask {where}/answer; (cd {where} && exec {python} -m guest.probe "
+            f"mkfifo {where}/ask {where}/answer; (cd {where} && exec env FIDELITY_PATIENCE={inside.patience:g} {python} -m guest.probe "
             f"{self._module} {self._class} {where} >{where}/log 2>&1 </dev/null) & echo $! >{where}/pid; disown"
         )
 

@@ -17,7 +17,7 @@ class ForegroundLoop(Case):
     """The snapshot falls into a loop that a caller is waiting for; everywhere it goes on with the next round."""
 
     name, kind, summary = "foreground-command", "shell", "a running command: the loop goes on at the right iteration"
-    needs = _NEEDS
+    needs = _NEEDS | {"files"}
     rounds = 80
 
     def setup(self, inside: Inside) -> None:

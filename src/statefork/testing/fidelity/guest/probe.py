@@ -36,7 +36,11 @@ class Probe:
         """Use the state; AssertionError when it does not work any more."""
 
 
+_PATIENCE = float(os.environ.get("FIDELITY_PATIENCE", "1"))
+
+
 def wait_until(true: Callable[[], object], what: str, seconds: float = 20) -> None:
+    seconds *= _PATIENCE
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
@@ -46,7 +50,7 @@ def wait_until(true: Callable[[], object], what: str, seconds: float = 20) -> No
 
 def state_of(pid: int, seconds: float = 20) -> str:
     """The letter of its state, as soon as it does not run: on a busy machine a process may take a while to come to rest."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * _PATIENCE
     while True:
         with open(f"/proc/{pid}/stat") as stat:
             letter = stat.read().rpartition(") ")[2].split()[0]
