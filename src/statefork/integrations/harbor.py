@@ -25,7 +25,7 @@ from statefork.errors import ExecTimeout, WaypointError, WrongState
 from statefork.experiment.base import IMAGE, give_to_waypoint
 from statefork.factory import create_env_manager
 from statefork.home import default_home
-from statefork.integrations.programs import in_thread, run_program
+from statefork.integrations.programs import dockerfile_user, in_thread, run_program
 from statefork.model import OnOutput, RestoreResult, Stream
 from waypoint.engine import Engine
 
@@ -52,7 +52,7 @@ class WaypointEnvironment(BaseEnvironment):
         self._forks: list[WaypointEnvironment] = []
         self._shell = "sh"
         super().__init__(*args, **kwargs)
-        self._image_user = _dockerfile_user(self._dockerfile)
+        self._image_user = dockerfile_user(self._dockerfile)
 
     # -- what Harbor asks before it starts anything ------------------------------------------------------------------
 
@@ -221,15 +221,3 @@ async def _told(callback: OutputCallback | None) -> AsyncIterator[OnOutput | Non
 
 def _put(loop: asyncio.AbstractEventLoop, pieces: asyncio.Queue[T], piece: T) -> None:
     loop.call_soon_threadsafe(pieces.put_nowait, piece)
-
-
-def _dockerfile_user(dockerfile: Path) -> str | None:
-    """The USER of the last stage: the session itself is root's, so that Harbor can act as any user."""
-    user: str | None = None
-    for line in dockerfile.read_text().splitlines() if dockerfile.exists() else ():
-        word, _, rest = line.strip().partition(" ")
-        if word.upper() == "FROM":
-            user = None
-        elif word.upper() == "USER":
-            user = rest.strip().partition(":")[0] or None
-    return user

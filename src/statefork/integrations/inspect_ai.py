@@ -28,10 +28,12 @@ from inspect_ai.util import (
 from inspect_ai.util._sandbox.environment import SandboxUnavailableError, SandboxUserUnsupportedError
 from pydantic import BaseModel, field_validator
 
+from statefork.backends.waypoint import WaypointDriver
 from statefork.environment import Environment
 from statefork.errors import ExecTimeout, SessionDead, WaypointError, WrongState
 from statefork.factory import create_env_manager
-from statefork.integrations.programs import NO_SUCH_USER, in_thread, run_program
+from statefork.home import collect, default_home
+from statefork.integrations.programs import NO_SUCH_USER, dockerfile_user, in_thread, run_program
 from statefork.model import ExecResult as Outcome
 from statefork.model import RestoreResult
 
@@ -61,7 +63,7 @@ class WaypointConfig(BaseModel, frozen=True):
     env: tuple[tuple[str, str], ...] = ()
     """Variables; a mapping will do. Inspect keeps configurations as keys, so it is stored as pairs."""
     user: str | None = None
-    """Whom commands run as unless they say; by default root."""
+    """Whom commands run as unless they say; by default the Dockerfile's USER, else root."""
     workdir: str | None = None
     """The sample's directory, which relative paths start from; by default a new one in /tmp, or the image's WORKDIR."""
     home: str | None = None
@@ -94,6 +96,9 @@ class WaypointSandbox(SandboxEnvironment):
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
         chosen = _config(config)
+        if chosen.user is None and chosen.dockerfile_dir is not None:
+            user = dockerfile_user(Path(chosen.dockerfile_dir, "Dockerfile"))
+            chosen = chosen.model_copy(update={"user": user})
         environment = await _make(chosen)
         try:
             directory = await _directory(environment, chosen)
@@ -112,6 +117,12 @@ class WaypointSandbox(SandboxEnvironment):
     ) -> None:
         for one in environments.values():
             await in_thread(one.as_type(cls).environment.destroy)
+
+    @classmethod
+    async def cli_cleanup(cls, id: str | None) -> None:
+        """What evaluations that were killed have left: in the default state directory, so not that of a `home`."""
+        if id is None:
+            await in_thread(lambda: list(collect(default_home(), [WaypointDriver])))
 
     @classmethod
     def config_files(cls) -> list[str]:
@@ -259,13 +270,14 @@ async def _make(config: WaypointConfig) -> Environment:
 
 
 async def _directory(environment: Environment, config: WaypointConfig) -> str:
-    """Where the sample's files go: made if need be, and the user's own if there is one."""
+    """Where the sample's files go. One that is made for it is the user's own; one that the image has stays as it is."""
     script = (
-        'if [ -n "$1" ]; then mkdir -p -- "$1" && cd -- "$1"; else cd "$(mktemp -d /tmp/sample.XXXXXX)"; fi || exit'
+        'if [ -d "$1" ]; then cd -- "$1" && pwd; exit; fi;'
+        ' if [ -n "$1" ]; then mkdir -p -- "$1" && cd -- "$1"; else cd "$(mktemp -d /tmp/sample.XXXXXX)"; fi || exit;'
+        ' [ -z "$2" ] || chown "$2" . || exit; pwd'
     )
-    where = config.workdir or (None if config.dockerfile_dir is None else ".")
-    script += '; [ -z "$2" ] || chown "$2" .; pwd'
-    result = await run_program(environment, ["/bin/sh", "-c", script, "sh", where or "", config.user or ""])
+    where = config.workdir or ("" if config.dockerfile_dir is None else ".")
+    result = await run_program(environment, ["/bin/sh", "-c", script, "sh", where, config.user or ""])
     if not result.ok:
         raise RuntimeError(f"the sample's directory could not be made: {result.stderr.strip()}")
     return result.stdout.strip()

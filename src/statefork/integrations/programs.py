@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from signal import SIGKILL
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from statefork.environment import Environment
 from statefork.errors import WaypointError
 from statefork.model import OUTPUT_LIMIT_BYTES, ExecResult, OnOutput
 
-__all__ = ["NO_SUCH_USER", "as_user", "in_thread", "run_program"]
+__all__ = ["NO_SUCH_USER", "as_user", "dockerfile_user", "in_thread", "run_program"]
 
 T = TypeVar("T")
 
@@ -57,6 +58,19 @@ def as_user(argv: Sequence[str], user: str | int | None) -> list[str]:
     if user is None:
         return list(argv)
     return ["/bin/sh", "-c", _AS_USER, "sh", str(user), *argv]
+
+
+def dockerfile_user(dockerfile: Path) -> str | None:
+    """The USER of the last stage, as written: frameworks that act as several users need the session itself to be root's,
+    and this is then whom commands run as by default."""
+    user: str | None = None
+    for line in dockerfile.read_text().splitlines() if dockerfile.exists() else ():
+        word, _, rest = line.strip().partition(" ")
+        if word.upper() == "FROM":
+            user = None
+        elif word.upper() == "USER":
+            user = rest.strip().partition(":")[0] or None
+    return user
 
 
 async def in_thread(call: Callable[[], T]) -> T:

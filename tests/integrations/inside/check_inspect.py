@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from inspect_ai.util._sandbox.environment import SandboxUnavailableError
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 from inspect_ai.util._sandbox.self_check import *  # noqa: F403  the suite: its tests are collected here
 
-from statefork.integrations.inspect_ai import WaypointConfig, WaypointSandbox
+from statefork.integrations.inspect_ai import WaypointConfig, WaypointSandbox, _config
+from statefork.testing.images import busybox_archive
 
 pytestmark = pytest.mark.anyio
 
@@ -62,6 +64,27 @@ async def test_states_and_a_dead_sandbox(home: str) -> None:
         await box.exec(["true"])
     with pytest.raises(ConnectionError):
         await box.connection()
+
+
+async def test_a_dockerfile(home: str, tmp_path: Path) -> None:
+    """Its USER and WORKDIR are where a sample begins, whoever else it acts as."""
+    shutil.copy(busybox_archive(), tmp_path / "root.tar")
+    (tmp_path / "Dockerfile").write_text(
+        "FROM scratch\nADD root.tar /\nRUN mkdir -p /srv && chown user /srv\nUSER user:user\nWORKDIR /srv\n"
+    )
+    config = WaypointConfig(home=home, dockerfile_dir=str(tmp_path))
+    assert WaypointConfig(dockerfile_dir=str(tmp_path)) == _config(str(tmp_path / "Dockerfile"))
+    made = await WaypointSandbox.sample_init("dockerfile", config, {})
+    box = made["default"].as_type(WaypointSandbox)
+    try:
+        assert (await box.exec(["sh", "-c", "id -un; pwd"])).stdout == "user\n/srv\n"
+        assert (await box.exec(["id", "-un"], user="root")).stdout == "root\n"
+        await box.write_file("mine", "x")
+        assert (await box.exec(["stat", "-c", "%U", "mine"])).stdout == "user\n"
+        with pytest.raises(PermissionError):
+            await box.write_file("/etc/theirs", "x")
+    finally:
+        await WaypointSandbox.sample_cleanup("dockerfile", config, made, False)
 
 
 @solver
