@@ -98,25 +98,40 @@ def _check_branching(facts: dict[str, Any]) -> None:
 
 # -- Terminus: types into tmux, inside --------------------------------------------------------------------------------
 
+
+def _typed(keys: str, duration: float = 0.1) -> dict[str, Any]:
+    return {"keystrokes": keys, "duration": duration}
+
+
 SCRIPT: list[dict[str, Any]] = [
-    {"commands": [{"keystrokes": "./kv.py >var/log 2>&1 & ./wait-for 7001\n", "duration": 1}]},
-    {"commands": [{"keystrokes": f"./ask 7001 load spool/{name}\n", "duration": 1} for name in "ab"]},
-    {"commands": [{"keystrokes": "./ask 7001 scale 3 && ./ask 7001 drop obsolete\n", "duration": 1}]},
-    {"commands": [{"keystrokes": "sleep 1000\n", "duration": 0.2}, {"keystrokes": "C-c", "duration": 0.2}]},
+    {"commands": [_typed("sleep 1000\n", 1), _typed("C-c")]},
+    {"commands": [_typed("./kv.py >var/log 2>&1 & ./wait-for 7001\n")]},
+    {"commands": [_typed(f"./ask 7001 load spool/{name}\n") for name in "ab"]},
+    {"commands": [_typed("./ask 7001 scale 3 && ./ask 7001 drop obsolete; echo all-$((1 + 1))-done\n")]},
     {"commands": [], "task_complete": True},
     {"commands": [], "task_complete": True},  # it is asked whether it is sure
 ]
+WAIT = {"commands": [_typed("", 0.3)]}
+DONE = "all-2-done"  # on the screen when the last command has ended, however slow the machine is
 
 
 @contextmanager
 def _chat_endpoint() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Says the script's lines, one for each request."""
+    """Says the script's lines, one for each request; says that it is complete only when it is."""
     asked: list[dict[str, Any]] = []
+    script = iter(SCRIPT)
+    last = SCRIPT[0]
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            said = {"analysis": "", "plan": "", **SCRIPT[min(len(asked), len(SCRIPT)) - 1]}
+            nonlocal last
+            if "all-" not in json.dumps(last) or DONE in json.dumps(asked[-1]["messages"]):
+                last = next(script, last)
+                turn = last
+            else:
+                turn = WAIT
+            said = {"analysis": "", "plan": "", **turn}
             choice = {
                 "index": 0,
                 "finish_reason": "stop",
