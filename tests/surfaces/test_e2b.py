@@ -372,6 +372,9 @@ def test_keys_open_what_they_are_for(
     forged = httpx.get(f"{daemon.url}/health", headers={"X-Access-Token": key["X-Access-Token"][:-1] + "x"})
     assert [one.status_code for one in (own_health, others, api, forged)] == [204, 401, 401, 401]
     assert others.json()["code"] == 401
+    hosts = [f"49983-{one.sandbox_id}.example.org" for one in (theirs, sandbox)]  # as with $E2B_DOMAIN
+    by_host = [httpx.get(f"{daemon.url}/health", headers={**key, "Host": host}).status_code for host in hosts]
+    assert by_host == [204, 401]
     theirs.kill()
 
 
