@@ -30,7 +30,13 @@ def share(value: Any) -> float:
     return cpus
 
 
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
 def flag(value: Any) -> bool:
+    """A command line has only words."""
+    if isinstance(value, str) and value.lower() in _WORDS:
+        return _WORDS[value.lower()]
     if not isinstance(value, bool):
         raise UsageError(f"{value!r} is neither True nor False")
     return value

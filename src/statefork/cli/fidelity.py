@@ -79,6 +79,7 @@ def fidelity(
 
 
 def _backend(name: str, options: tuple[str, ...], home: Path, judge_all: bool) -> Backend:
+    from statefork.backends.option_values import flag
     from statefork.errors import UsageError
     from statefork.factory import create_env_manager
     from statefork.registry import backends
@@ -86,14 +87,15 @@ def _backend(name: str, options: tuple[str, ...], home: Path, judge_all: bool) -
     from statefork.testing.fidelity.known import CLAIMED, NOT_CLAIMED
     from statefork.testing.fidelity.waypoint import CAPABILITIES, opener
 
-    if name == "waypoint" and not options:
-        return Backend(name, opener(home), CAPABILITIES)
     given: dict[str, str] = {}
     for option in options:
         key, separator, value = option.partition("=")
         if not separator:
             raise UsageError(f"--option {option!r}: say NAME=VALUE")
         given[key] = value
+    if name == "waypoint" and given.keys() <= {"twins", "drafts"}:  # the engine itself: it can do more than an environment
+        ahead = opener(home, twins=int(given.get("twins", 0)), drafts=flag(given.get("drafts", False)))
+        return Backend(name, ahead, CAPABILITIES)
     found = backends().get(name)
     method = found.methods[0].name if found else name
     known = {} if judge_all else NOT_CLAIMED.get(name, {})

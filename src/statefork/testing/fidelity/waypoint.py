@@ -8,12 +8,14 @@ from pathlib import Path
 
 from statefork.model import ExecResult
 from statefork.testing.fidelity.subject import Options
+from waypoint.drafts import Drafting
 from waypoint.engine import Engine
 from waypoint.guest import frames
 from waypoint.guest.connection import Connection
 from waypoint.model import ExecResult as SessionResult
 from waypoint.model import Limits
 from waypoint.session import Session
+from waypoint.twins import Budget
 
 __all__ = ["CAPABILITIES", "SessionSubject", "opener"]
 
@@ -86,9 +88,9 @@ class SessionSubject:
                     self._engine.remove_snapshot(snapshot.id, recursive=True)
 
 
-def opener(home: Path) -> Callable[[Options], SessionSubject]:
+def opener(home: Path, *, twins: int = 0, drafts: bool = False) -> Callable[[Options], SessionSubject]:
     """Makes sessions over the host's own root in the store at `home`."""
-    engine = Engine(home, ahead=True)
+    engine = Engine(home, ahead=True, twins=Budget(twins=twins, bytes=2 << 30), drafts=Drafting(on=drafts, slack=0.0))
 
     def open_session(options: Options) -> SessionSubject:
         session = engine.new(
