@@ -387,8 +387,8 @@ class Database:
                 for snapshot in snapshots:
                     connection.execute("UPDATE sessions SET snapshot=NULL WHERE snapshot=?", (snapshot,))
                     connection.execute("UPDATE sessions SET undo=NULL WHERE undo=?", (snapshot,))
-                    above = "(SELECT parent FROM snapshots WHERE id=?1)"
-                    connection.execute(f"UPDATE snapshots SET parent={above} WHERE parent=?1", (snapshot,))
+                    above = "(SELECT parent FROM snapshots WHERE id=?)"
+                    connection.execute(f"UPDATE snapshots SET parent={above} WHERE parent=?", (snapshot, snapshot))
                     connection.execute("DELETE FROM snapshots WHERE id=?", (snapshot,))
         except sqlite3.IntegrityError as error:
             raise WrongState("a session has just been paused at the snapshot; resume or remove it first") from error

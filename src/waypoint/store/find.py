@@ -24,8 +24,8 @@ def find_rows(connection: sqlite3.Connection, table: str, key: str, tree: str | 
         return [row]
     rows = connection.execute(f"SELECT * FROM {table} WHERE name=?", (key,)).fetchall()
     if not rows and key:
-        query = f"SELECT * FROM {table} WHERE substr(id, 1, ?1)=?2 OR substr(name, 1, ?1)=?2"
-        rows = connection.execute(query, (len(key), key)).fetchall()
+        query = f"SELECT * FROM {table} WHERE substr(id, 1, :length)=:key OR substr(name, 1, :length)=:key"
+        rows = connection.execute(query, {"length": len(key), "key": key}).fetchall()
     rows = [row for row in rows if row["tree"] == tree] or rows
     if len(rows) > 1:
         found = ", ".join(row["id"] for row in rows[:5])
