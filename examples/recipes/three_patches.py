@@ -19,10 +19,10 @@ TESTS = f"cd {HERE} && {PYTHON} -m pytest -q -p no:cacheprovider"
 ALL_UNITS = "-e 's/\\[smh\\]/[smhd]/'"
 REFUSE = "        raise ValueError(text)"
 PATCHES = {
-    "also days": f"sed -i {ALL_UNITS} durations.py",
-    "refuse the empty": f"sed -i 's/^    return total/    if not total:\\n{REFUSE}\\n    return total/' durations.py",
+    "also days": f"sed -i {ALL_UNITS} {HERE}/durations.py",
+    "refuse the empty": f"sed -i 's/^    return total/    if not total:\\n{REFUSE}\\n    return total/' {HERE}/durations.py",
     "match all of it": f"sed -i {ALL_UNITS} -e "
-    f"'s/^    total = 0/    if not re.fullmatch(r\"(\\\\d+[smhd])+\", text):\\n{REFUSE}\\n    total = 0/' durations.py",
+    f"'s/^    total = 0/    if not re.fullmatch(r\"(\\\\d+[smhd])+\", text):\\n{REFUSE}\\n    total = 0/' {HERE}/durations.py",
 }
 
 
