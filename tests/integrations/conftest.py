@@ -43,7 +43,7 @@ def check(tmp_path: Path) -> Callable[[str], None]:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=560,
+            timeout=860,
         )
         left = [line for line in collect(home, [WaypointDriver]) if line.startswith(("waypoint session", "directory"))]
         assert ended.returncode == 0, ended.stdout[-20_000:]

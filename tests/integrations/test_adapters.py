@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "framework", ["programs", "mini_swe_agent", "deepagents", "openai_agents", "smolagents", "openhands"]
 )

@@ -5,6 +5,6 @@ from collections.abc import Callable
 import pytest
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_harbor(check: Callable[[str], None]) -> None:
     check("harbor")

@@ -5,6 +5,6 @@ from collections.abc import Callable
 import pytest
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_inspect(check: Callable[[str], None]) -> None:
     check("inspect")

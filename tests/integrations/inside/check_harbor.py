@@ -44,7 +44,7 @@ def _harbor(jobs: Path, home: str, tasks: Path, *arguments: str | Path) -> dict[
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=360,
+        timeout=600,
     )
     assert ended.returncode == 0, ended.stdout
     rewards = {}
