@@ -110,7 +110,7 @@ class Database:
 
 @pytest.fixture(scope="session")
 def waypoint_db_options() -> Mapping[str, Any]:
-    """Override it: arguments of `Engine.new` for the warm session, such as `base` (the host's own root) or `limits`."""
+    """Override it: `rootfs`, a directory or archive to run over instead of the host's own root; or arguments of `Engine.new`."""
     return {}
 
 
@@ -125,12 +125,17 @@ def waypoint_db_template(
     waypoint_db_options: Mapping[str, Any], waypoint_db_warm: Callable[[Database], None]
 ) -> Iterator[tuple[Database, str]]:
     """The warm server, and the snapshot of it that tests are forked from."""
+    from waypoint.bases import base_from_rootfs
     from waypoint.engine import Engine
 
     home = Path(tempfile.mkdtemp(prefix="waypoint-db-", dir="/var/tmp"))
     engine = Engine(home, ahead=True)
     try:
-        session = engine.new(**waypoint_db_options)
+        options = dict(waypoint_db_options)
+        rootfs = options.pop("rootfs", None)
+        if rootfs is not None:
+            options["base"] = base_from_rootfs(engine.store, Path(rootfs))
+        session = engine.new(**options)
         database = Database(session)
         _start(database)
         waypoint_db_warm(database)
