@@ -11,6 +11,7 @@ import asyncio
 import codecs
 import copy
 import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -50,8 +51,12 @@ class WaypointEnvironment(BaseEnvironment):
         self._home, self._store, self._rootfs, self._network = home, store, rootfs, network
         self._live: Environment | None = None
         self._forks: list[WaypointEnvironment] = []
+        self._stopped = False
+        self._changing = threading.Lock()
         self._shell = "sh"
         super().__init__(*args, **kwargs)
+        if self._network_disabled and network not in (None, "none"):
+            raise ValueError(f"the task asks for no network, which network={network} would give it")
         self._image_user = dockerfile_user(self._dockerfile)
 
     # -- what Harbor asks before it starts anything ------------------------------------------------------------------
@@ -95,6 +100,7 @@ class WaypointEnvironment(BaseEnvironment):
 
     async def start(self, force_build: bool) -> None:
         """Built steps are cached by content, so `force_build` makes no difference: what changed is built."""
+        self._stopped = False
         arguments: dict[str, Any] = {"user": "root", "workdir": self.task_env_config.workdir, "store": self._store}
         if self._rootfs:
             arguments["rootfs"] = self._rootfs
@@ -106,20 +112,30 @@ class WaypointEnvironment(BaseEnvironment):
         arguments["memory"] = f"{memory_mb}M" if memory_mb else None
         await in_thread(self._give_base)
         given = {name: value for name, value in arguments.items() if value is not None}
-        self._live = await in_thread(lambda: create_env_manager("waypoint_build", home=self._home, **given))
-        if (await run_program(self._live, ["sh", "-c", "command -v bash"])).ok:
+        await in_thread(lambda: self._make(given))
+        if (await run_program(self.environment, ["sh", "-c", "command -v bash"])).ok:
             self._shell = "bash"
         await self.ensure_dirs(self._mount_targets(writable_only=True))
         await self._upload_environment_dir_after_start()
 
     async def stop(self, delete: bool) -> None:
         """The environment ends with its owner's process in any case, so `delete=False` keeps nothing either."""
-        live, self._live = self._live, None
-        forks, self._forks = self._forks, []
-        for fork in forks:
+        for fork in self._forks:
             await fork.stop(delete)
-        if live is not None:
-            await in_thread(live.destroy)
+        await in_thread(self._end)
+
+    def _make(self, arguments: dict[str, Any]) -> None:
+        """Harbor cancels a start that takes too long, and then stops; what is being made meanwhile must not be lost."""
+        with self._changing:
+            if not self._stopped:
+                self._live = create_env_manager("waypoint_build", home=self._home, **arguments)
+
+    def _end(self) -> None:
+        with self._changing:
+            self._stopped = True
+            live, self._live = self._live, None
+            if live is not None:
+                live.destroy()
 
     def _give_base(self) -> None:
         """The image that the tasks of this repository are built from is in no registry."""
@@ -146,14 +162,16 @@ class WaypointEnvironment(BaseEnvironment):
 
     async def fork(self, n: int = 1, *, from_snapshot: str | None = None) -> list[WaypointEnvironment]:
         """N more environments for Harbor's agents. They end with this one, unless stopped before."""
-        made = await in_thread(lambda: self.environment.fork(n, from_snapshot=from_snapshot))
+        return await in_thread(lambda: self._fork(n, from_snapshot))
+
+    def _fork(self, n: int, from_snapshot: str | None) -> list[WaypointEnvironment]:
         forks = []
-        for number, live in enumerate(made, start=len(self._forks) + 1):
+        for live in self.environment.fork(n, from_snapshot=from_snapshot):
             fork = copy.copy(self)
-            fork.session_id = f"{self.session_id}__fork{number}"
-            fork._live, fork._forks = live, []
+            fork._live, fork._forks, fork._changing = live, [], threading.Lock()
+            self._forks.append(fork)
+            fork.session_id = f"{self.session_id}__fork{len(self._forks)}"
             forks.append(fork)
-        self._forks += forks
         return forks
 
     # -- commands and files -------------------------------------------------------------------------------------------
