@@ -24,6 +24,7 @@ _PLAIN_CRIU = {
     "files/posix-lock-on-mapping": "CRIU loses record locks on files that their owner has mapped",
     "programs/sqlite-wal": "CRIU loses record locks on files that their owner has mapped",
     "processes/identity": "without a user namespace CRIU cannot ask for another user's limits",
+    "network/tcp-transfer": "packets are not held back, and what a full queue holds does not come back",
 }
 _WAITING = {
     "shell/foreground-command": "a snapshot waits for the command",
@@ -54,7 +55,6 @@ NOT_CLAIMED: dict[str, dict[str, str]] = {
         **_WAITING,
         **_SKIPPED_OPTIONS,
         "processes/daemon": "comes back below PID 1 and not below the tree's root; the next snapshot names it as beside the tree",
-        "network/tcp-transfer": "packets are not held back, and what a full queue holds may not come back",
     },
     "gvisor": {
         **_SKIPPED_OPTIONS,

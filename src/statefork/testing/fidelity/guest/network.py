@@ -8,6 +8,7 @@ import os
 import socket
 import termios
 import threading
+import time
 
 from .probe import Probe, wait_until
 
@@ -85,7 +86,13 @@ class TcpTransfer(Probe):
         self.peer.sendall(b"hello from the server")
         self.writer = threading.Thread(target=self.write, daemon=True)
         self.writer.start()
-        wait_until(lambda: _waiting(self.peer) > 100_000, "the transfer has begun")
+        wait_until(self._is_full, "the writer is blocked")
+
+    def _is_full(self) -> bool:
+        """How much fits is the kernel's business."""
+        before = _waiting(self.peer)
+        time.sleep(0.1)
+        return _waiting(self.peer) == before > 10_000
 
     def write(self) -> None:
         block = bytes(range(250)) * 4
