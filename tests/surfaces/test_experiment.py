@@ -149,7 +149,7 @@ def test_a_small_experiment(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("words\n<!-- experiment -->\n<!-- end of experiment -->\nmore words\n")
     arguments = [
-        "run", "-b", "waypoint", "--seed", "5", "--think", "0", "--attempts", "3", "--seconds", "60",
+        "run", "-b", "waypoint", "--seed", "5", "--think", "0", "--attempts", "3", "--seconds", "20", "--error-scale", "0.5",
         "-t", "release-token", "-t", "sealed-stage", "--results", str(tmp_path / "out"), "--page", str(page),
     ]  # fmt: skip
     done = experiment(tmp_path, *arguments)
