@@ -63,9 +63,9 @@ def overlay_for(store: Store, base: BaseRecord, layers: tuple[int, ...], upper: 
     )
 
 
-def new_upper(store: Store, base: BaseRecord, layers: tuple[int, ...]) -> int:
+def new_upper(store: Store, base: BaseRecord, layers: tuple[int, ...], number: int | None = None) -> int:
     """Where the base contains the store, the top layer is copied instead of stacked (docs/decisions/host-root.md)."""
-    return store.new_upper(layers[0] if base.flat else None)
+    return store.make_upper(store.new_uppers(1)[0] if number is None else number, layers[0] if base.flat else None)
 
 
 def incarnation(store: Store, upper: int) -> str:
@@ -137,16 +137,17 @@ def restore_tree(
     *,
     verify: bool = False,
     held: Callable[[], bool] | None = None,
+    upper: int | None = None,
     stock: Stock | None = None,
 ) -> Live:
     """Bring a snapshot's processes up over a new upper; a files-only snapshot starts a fresh shell over its files.
 
     On failure nothing of the attempt is left. `verify`: VerifyFailed when what came up differs from the snapshot's manifest.
     `held` is called when all is restored and nothing runs yet, and takes its time; it says whether to verify, or raises.
-    `log_dir`: where CRIU's log goes, by default beside the new upper.
+    `log_dir`: where CRIU's log goes, by default beside the new upper. `upper`: the number of that, if it has one already.
     """
     layers = snapshot.layers
-    upper = new_upper(store, base, layers)
+    upper = new_upper(store, base, layers, upper)
     faults.point("up-layer")
     if not snapshot.full:
         try:

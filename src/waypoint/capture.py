@@ -216,7 +216,7 @@ def take_files(
             if end_session:
                 store.db.add_ending(record, frozen_ns)
                 faults.point("files-intended")
-                processes.kill(init)  # none of them runs again: they die as they are let go
+                processes.kill_each(processes.namespace_pids(init.pid))  # none runs again: they die as they are let go
                 faults.point("files-ended")
             else:
                 store.db.add_snapshot(record, {"snapshot": snapshot})

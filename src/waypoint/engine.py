@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -173,7 +173,7 @@ class Engine:
             guest = self._guest_layer(base, hide)
             session = new_id("s")
             spec = replace(spec, hostname=(name or session).replace("_", "-").replace("@", "-").replace("+", "-"))
-            self._new_row(session, name, session, base, spec, None)
+            self._new_rows({session: name}, session, base, spec, None)
             try:
                 faults.point("new-row")
                 upper = bringup.new_upper(self.store, base, (guest,))
@@ -192,20 +192,26 @@ class Engine:
                 raise
         return Session(self, session)
 
-    def _new_row(
-        self, session: str, name: str | None, tree: str, base: BaseRecord, spec: Spec, snapshot: str | None
-    ) -> SessionRecord:
-        record = SessionRecord(
-            id=session, name=name, state="creating", tree=tree, base=base.id, spec=spec, snapshot=snapshot, layers=(),
-            upper=None, init_pid=0, init_start=0, boot=self.boot, created=time.time(),
-        )  # fmt: skip
-        self.store.db.add_session(record)
+    def _new_rows(
+        self, names: Mapping[str, str | None], tree: str, base: BaseRecord, spec: Spec, snapshot: str | None
+    ) -> None:
+        """Sessions that are being made, by id: rows in one step, then a directory for each."""
+        now = time.time()
+        records = [
+            SessionRecord(
+                id=session, name=name, state="creating", tree=tree, base=base.id, spec=spec, snapshot=snapshot, layers=(),
+                upper=None, init_pid=0, init_start=0, boot=self.boot, created=now + number * 1e-6,
+            )
+            for number, (session, name) in enumerate(names.items())
+        ]  # fmt: skip
+        self.store.db.add_sessions(records)
         try:
-            self.store.paths.session(session).mkdir()
+            for session in names:
+                self.store.paths.session(session).mkdir()
         except OSError:
-            self.store.db.remove_session(session)
+            for session in names:
+                self._unmake(session)
             raise
-        return record
 
     def fork(
         self, snapshot: SnapshotRecord, n: int, names: Sequence[str] | None = None, *, verify: bool = False
@@ -221,9 +227,14 @@ class Engine:
         ids = [new_id("s") for _ in range(n)]
         with self.store.operation(), self.store.holding(snapshot) as source, fork_threads(n) as pool:
             base = self.store.db.base(source.base)
+            parent = source.parent if source.pinned else source.id
+            uppers = self.store.new_uppers(n)
+            named: dict[str, str | None] = {session: names[i] if names else None for i, session in enumerate(ids)}
+            self._new_rows(named, source.tree, base, source.spec, parent)
+            faults.point("fork-row")
             futures = [
-                pool.submit(self._fork_one, base, source, session, names[i] if names else None, verify)
-                for i, session in enumerate(ids)
+                pool.submit(self._fork_one, base, source, session, upper, verify)
+                for session, upper in zip(ids, uppers, strict=True)
             ]
             failures = [error for future in futures if (error := future.exception()) is not None]
             made = {session: future.result() for session, future in zip(ids, futures, strict=True) if not future.exception()}
@@ -231,6 +242,7 @@ class Engine:
                 if failures:
                     raise failures[0]
                 self.store.db.make_live({session: live.columns() for session, live in made.items()})
+                self.store.forget_numbers(set(uppers) - {live.upper for live in made.values()})
             except BaseException:
                 for session, live in made.items():
                     self.end_live(live)
@@ -245,13 +257,11 @@ class Engine:
         return forks
 
     def _fork_one(
-        self, base: BaseRecord, snapshot: SnapshotRecord, session: str, name: str | None, verify: bool
+        self, base: BaseRecord, snapshot: SnapshotRecord, session: str, upper: int, verify: bool
     ) -> bringup.Live:
-        parent = snapshot.parent if snapshot.pinned else snapshot.id
-        self._new_row(session, name, snapshot.tree, base, snapshot.spec, parent)
-        faults.point("fork-row")
+        """In a thread of its own, which leaves the database to the others: a connection takes longer than what it is for."""
         try:
-            live = self.bring_up(base, snapshot, snapshot.spec, session, verify=verify)
+            live = self.bring_up(base, snapshot, snapshot.spec, session, upper=upper, verify=verify)
             faults.point("fork-up")
             return live
         except BaseException:
@@ -283,8 +293,16 @@ class Engine:
         self.forget_session_directory(session)
 
     def bring_up(
-        self, base: BaseRecord, snapshot: SnapshotRecord, spec: Spec, session: str, *, verify: bool = False
+        self,
+        base: BaseRecord,
+        snapshot: SnapshotRecord,
+        spec: Spec,
+        session: str,
+        *,
+        upper: int | None = None,
+        verify: bool = False,
     ) -> bringup.Live:
+        """`upper`: the number of a layer that is to be made; a twin has its own."""
         bringup.check_base(base, snapshot)
         twin = self.twins.take(snapshot.id)
         if twin is not None:
@@ -293,7 +311,7 @@ class Engine:
         directory = self.store.paths.session(session)
         env = self.environment(spec)
         return bringup.restore_tree(
-            self.store, base, snapshot, spec, directory, env, verify=verify, stock=self.stock
+            self.store, base, snapshot, spec, directory, env, upper=upper, verify=verify, stock=self.stock
         )
 
     # -- ending -----------------------------------------------------------------------------------------------------

@@ -223,9 +223,7 @@ def _before_resume(worker: Worker, init: Process, hook: Hook, guarded: bool) -> 
         try:
             hook(init.pid)
         except BaseException:
-            for pid in tree:
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    processes.kill(processes.identify(pid))
+            processes.kill_each(tree)
             worker.abandon()
             raise
 

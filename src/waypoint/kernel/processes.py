@@ -7,11 +7,11 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from waypoint.outcomes import Process
 
-__all__ = ["alive", "boot_id", "half_restored", "identify", "inits", "kill", "namespace_pids", "wait_gone"]
+__all__ = ["alive", "boot_id", "half_restored", "identify", "inits", "kill", "kill_each", "namespace_pids", "wait_gone"]
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
 
@@ -56,6 +56,13 @@ def kill(process: Process) -> None:
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
     finally:
         os.close(fd)
+
+
+def kill_each(pids: Iterable[int]) -> None:
+    """Of a tree that stands still: a process that is only about to die with its PID 1 would run for an instant when it is let go."""
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            kill(identify(pid))
 
 
 def wait_gone(process: Process, timeout: float) -> bool:

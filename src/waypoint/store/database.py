@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -172,11 +173,10 @@ class Database:
 
     # -- layers -----------------------------------------------------------------------------------------------------
 
-    def new_layer(self, purpose: str) -> int:
+    def new_layers(self, purpose: str, n: int) -> list[int]:
         with self.write() as connection:
-            cursor = connection.execute("INSERT INTO layers(purpose) VALUES (?)", (purpose,))
-            assert cursor.lastrowid is not None
-            return cursor.lastrowid
+            cursors = [connection.execute("INSERT INTO layers(purpose) VALUES (?)", (purpose,)) for _ in range(n)]
+            return [cursor.lastrowid for cursor in cursors if cursor.lastrowid is not None]
 
     def forget_layers(self, layers: list[int]) -> None:
         with self.write(must=True) as connection:
@@ -251,15 +251,18 @@ class Database:
 
     # -- sessions ---------------------------------------------------------------------------------------------------
 
-    def add_session(self, record: SessionRecord) -> None:
+    def add_sessions(self, records: list[SessionRecord]) -> None:
+        """All or none."""
         marks = ",".join("?" * len(_SESSION_COLUMNS))
-        try:
-            with self.write() as connection:
-                connection.execute(f"INSERT INTO sessions VALUES ({marks})", _session_row(record))
-        except sqlite3.IntegrityError as error:
-            if "FOREIGN KEY" in str(error):
-                raise NotFound(f"the base or snapshot of the new session was removed meanwhile: {record.base}") from error
-            raise Exists(f"a session named {record.name} exists already", name=record.name) from error
+        with self.write() as connection:
+            for record in records:
+                try:
+                    connection.execute(f"INSERT INTO sessions VALUES ({marks})", _session_row(record))
+                except sqlite3.IntegrityError as error:
+                    if "FOREIGN KEY" in str(error):
+                        gone = f"the base or snapshot of the new session was removed meanwhile: {record.base}"
+                        raise NotFound(gone) from error
+                    raise Exists(f"a session named {record.name} exists already", name=record.name) from error
 
     def make_live(self, sessions: Mapping[str, Mapping[str, Any]]) -> None:
         """All of these sessions come to life in one step, or none."""
@@ -267,7 +270,7 @@ class Database:
             for session, columns in sessions.items():
                 values = {**columns, "state": "live"}
                 values["layers"] = json.dumps(values["layers"])
-                values["spec"] = json.dumps(asdict(values["spec"]))
+                values["spec"] = _spec_text(values["spec"])
                 sets = ",".join(f"{name}=?" for name in values)
                 connection.execute(f"UPDATE sessions SET {sets} WHERE id=?", (*values.values(), session))
 
@@ -275,7 +278,7 @@ class Database:
         if "layers" in columns:
             columns["layers"] = json.dumps(columns["layers"])
         if "spec" in columns:
-            columns["spec"] = json.dumps(asdict(columns["spec"]))
+            columns["spec"] = _spec_text(columns["spec"])
         sets = ",".join(f"{name}={_PRESENT if name == 'snapshot' else '?'}" for name in columns)
         try:
             with self.write() as connection:
@@ -406,7 +409,14 @@ def _insert_snapshot(connection: sqlite3.Connection, row: dict[str, Any]) -> Non
 # -- rows <-> records -------------------------------------------------------------------------------------------------
 
 
+@lru_cache(256)
+def _spec_text(spec: Spec) -> str:
+    return json.dumps(asdict(spec))
+
+
+@lru_cache(256)
 def _spec(text: str) -> Spec:
+    """Read for every command; nearly always the same few."""
     read = json.loads(text)
     read["limits"] = Limits(**read["limits"])
     read["start"] = _start(read["start"])
@@ -438,7 +448,7 @@ def _base(row: sqlite3.Row) -> BaseRecord:
 
 def _session_row(record: SessionRecord) -> list[Any]:
     values = {name: getattr(record, name) for name in _SESSION_COLUMNS}
-    values["spec"] = json.dumps(asdict(record.spec))
+    values["spec"] = _spec_text(record.spec)
     values["layers"] = json.dumps(record.layers)
     return list(values.values())
 
@@ -452,7 +462,7 @@ def _session(row: sqlite3.Row) -> SessionRecord:
 
 def _snapshot_row(record: SnapshotRecord) -> list[Any]:
     values = {name: getattr(record, name) for name in _SNAPSHOT_COLUMNS}
-    values["spec"] = json.dumps(asdict(record.spec))
+    values["spec"] = _spec_text(record.spec)
     values["layers"] = json.dumps(record.layers)
     values["capture"] = json.dumps(asdict(record.capture))
     values["manifest"] = json.dumps(record.manifest)

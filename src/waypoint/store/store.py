@@ -114,13 +114,22 @@ class Store:
 
     def new_layer(self, purpose: str) -> int:
         """A directory with an empty `d` (and `w` for overlay's work); garbage until a row names it."""
-        layer = self.db.new_layer(purpose)
+        (layer,) = self.db.new_layers(purpose, 1)
         self.paths.layer(layer).mkdir()
         return layer
 
-    def new_upper(self, seed: int | None) -> int:
+    def new_uppers(self, n: int) -> list[int]:
+        """Numbers for `make_upper`."""
+        return self.db.new_layers("upper", n)
+
+    def forget_numbers(self, layers: set[int]) -> None:
+        """Of layers that were not made after all."""
+        if layers:
+            self.db.forget_layers(sorted(layers))
+
+    def make_upper(self, layer: int, seed: int | None) -> int:
         """A private upper for a live session; a copy of layer `seed` where layers cannot be stacked."""
-        layer = self.new_layer("upper")
+        self.paths.layer(layer).mkdir()
         if seed is None:
             self.paths.upper(layer).mkdir(mode=0o755)
         else:
