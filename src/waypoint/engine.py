@@ -340,6 +340,13 @@ class Engine:
 
         self._chores.submit(discard)
 
+    def forget_removed(self, session: str) -> None:
+        """The directory of a session that has no row any more; see `_discard`."""
+        if self._chores is None:
+            self.forget_session_directory(session)
+        else:
+            self._chores.submit(self.forget_session_directory, session)
+
     def end_live(self, live: bringup.Live) -> None:
         """End an incarnation that no row names."""
         bringup.retire(self.store, live)

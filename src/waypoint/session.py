@@ -438,7 +438,7 @@ class Session:
             self._engine.end_incarnation(record)
             faults.point("remove-ended")
             self._drop_pause(record)
-        self._engine.forget_session_directory(self.id)
+        self._engine.forget_removed(self.id)
 
 
 def new_id(kind: str) -> str:

@@ -40,7 +40,7 @@ class Worker:
     """
 
     def __init__(self, argv: Sequence[str], *, hold: Sequence[int]) -> None:
-        self._answered = False
+        self._asked = self._answered = False
         self._abandoned = False
         self._launcher = argv[0]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -81,12 +81,13 @@ class Worker:
     def close(self, *, wait: bool = False) -> None:
         """Closing the socket ends the worker; what it was doing to a tree, it undoes.
 
-        One that has answered has nothing left to do but to end, which takes it 3 ms: nobody waits for that unless asked to.
+        One that has answered, or was never asked, has nothing left to do but to end, which takes it 3 ms: nobody waits for that
+        unless asked to.
         """
         self._socket.close()
         if self._process.stderr is not None:
             self._process.stderr.close()
-        if self._answered and not wait:
+        if (self._answered or not self._asked) and not wait:
             threading.Thread(target=self._process.wait, daemon=True).start()
         else:
             self._process.wait()
@@ -125,6 +126,7 @@ class Worker:
         self._kill_group()
 
     def ask(self, kind: rpc.criu_req_type, options: rpc.criu_opts, hooks: Mapping[str, Hook]) -> rpc.criu_resp:
+        self._asked = True
         self._send(rpc.criu_req(type=kind, opts=options))
         failed: BaseException | None = None
         while True:
