@@ -29,15 +29,14 @@ from waypoint.errors import (
     WrongState,
 )
 from waypoint.guest.commands import BASIC_ENVIRONMENT
-from waypoint.guest.layer import build_guest_layer, guest_files
-from waypoint.hostroot import host_base, mask_host, masked_paths
+from waypoint.hostroot import host_base
 from waypoint.kernel import capabilities, ksm, processes, syscalls, tools
 from waypoint.kernel.launch import ID_BASE
-from waypoint.kernel.network import resolv_conf
 from waypoint.model import BaseRecord, Capture, Limits, Network, Process, SessionRecord, SnapshotRecord, Spec
 from waypoint.session import Session, check_name, fork_threads, new_id
 from waypoint.squash import DEPTH, squash
 from waypoint.store.store import Store
+from waypoint.surroundings import find_shell, guest_layer, place_files
 from waypoint.twins import Budget, Twins
 
 __all__ = ["Engine"]
@@ -163,21 +162,21 @@ class Engine:
                 capabilities=tuple(sorted(capabilities.parse_caps(extra_capabilities))),
                 seccomp=seccomp,
                 start=start,
-                shell=self._shell(base),
+                shell=find_shell(base),
                 idmap=ID_BASE,
                 auto_snapshot=auto_snapshot,
                 files_only=files_only,
                 on_fork=on_fork,
                 merge=merge,
             )
-            guest = self._guest_layer(base, hide)
+            guest = guest_layer(self.store, base, hide)
             session = new_id("s")
             spec = replace(spec, hostname=(name or session).replace("_", "-").replace("@", "-").replace("+", "-"))
             self._new_rows({session: name}, session, base, spec, None)
             try:
                 faults.point("new-row")
                 upper = bringup.new_upper(self.store, base, (guest,))
-                self._place_files(base, spec, upper)
+                place_files(self.store, base, spec, upper)
                 layers = () if base.flat else (guest,)
                 live = bringup.start_tree(self.store, base, spec, layers, upper, self.environment(spec))
                 faults.point("new-started")
@@ -452,53 +451,7 @@ class Engine:
                 "Waypoint needs root to make sessions; run it with sudo", fix="sudo waypoint ...", feature="root"
             )
 
-    def _shell(self, base: BaseRecord) -> str:
-        from waypoint.build.lookup import find
-
-        for shell in ("/bin/bash", "/usr/bin/bash", "/bin/sh"):
-            if find([Path(layer) for layer in base.layers], shell) is not None:
-                return shell
-        raise KernelError(f"base {base.source} has neither bash nor sh", base=base.id)
-
     def _host_base(self) -> BaseRecord:
         base = host_base(self.store.paths)
         self.store.db.add_base(base)
         return base
-
-    def _guest_layer(self, base: BaseRecord, hide: Sequence[Path]) -> int:
-        """The layer with init and /dev; over the host's root also what hides the store and the secrets."""
-        init = tools.init_path()
-        kind = "guest-host" if base.kind == "host" else "guest"
-        masks = masked_paths(self.store.paths, hide) if base.kind == "host" else []
-        found, purpose = self.store.content_layer(
-            f"{kind}-{'-'.join(masks)}" if masks else kind, [init, *guest_files()]
-        )
-        if found is not None:
-            return found
-        layer = self.store.new_layer("building")
-        root = self.store.paths.upper(layer)
-        root.mkdir(mode=0o755)
-        build_guest_layer(root, init)
-        if base.kind == "host":
-            mask_host(root, masks)
-        self.store.db.name_layer(layer, purpose)
-        return layer
-
-    def _place_files(self, base: BaseRecord, spec: Spec, upper: int) -> None:
-        """Names of hosts and name servers, where the base has none that fit."""
-        from waypoint.build.lookup import find
-
-        wanted = {"etc/hosts": f"127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {spec.hostname}\n".encode()}
-        if spec.network == "nat":
-            wanted["etc/resolv.conf"] = resolv_conf()
-        layers = [Path(layer) for layer in base.layers]
-        for name, content in wanted.items():
-            if name == "etc/hosts" and find(layers, f"/{name}") is not None:
-                continue
-            target = self.store.paths.upper(upper) / name
-            if not target.parent.exists():
-                target.parent.mkdir(mode=0o755)
-            target.unlink(missing_ok=True)
-            target.write_bytes(content)
-            target.chmod(0o644)
-
