@@ -137,6 +137,8 @@ def check(tasks: Path, names: tuple[str, ...], backends: tuple[str, ...], as_jso
 )
 @click.option("--attempts", type=click.IntRange(min=1), default=20, show_default=True, help="K of Pass@K.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=60.0, show_default=True, help="For one search.")
+@click.option("--exploration", type=click.FloatRange(min=0), default=0.1, show_default=True, help="Of the search.")
+@click.option("--widening", type=click.FloatRange(min=0), default=0.5, show_default=True, help="Of the search.")
 @click.option("--lanes", type=click.IntRange(min=1), default=1, show_default=True, help="Trials at a time.")
 @click.option("--base-url", help="Let a model play: an OpenAI-compatible endpoint; its key is $STATEFORK_CHAT_KEY.")
 @click.option("--model", help="The model's name at that endpoint.")
@@ -155,6 +157,8 @@ def run(
     error_scale: float,
     attempts: int,
     seconds: float,
+    exploration: float,
+    widening: float,
     lanes: int,
     base_url: str | None,
     model: str | None,
@@ -174,7 +178,7 @@ def run(
 
     chosen = load_tasks(tasks, names)
     player, player_name = _player(think, error_scale, base_url, model)
-    settings = Settings(think, attempts, seconds, player_name, error_scale, lanes=lanes)
+    settings = Settings(think, attempts, seconds, player_name, error_scale, exploration, widening, lanes)
     wanted = [way for way in WAYS if not ways or way in ways]
     needed = dict.fromkeys(
         [*(backends if set(wanted) - {"scratch"} else ()), *([scratch] if "scratch" in wanted else ())]
