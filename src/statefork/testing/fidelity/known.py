@@ -48,6 +48,9 @@ NOT_CLAIMED: dict[str, dict[str, str]] = {
         "files/delete-and-make-again": "podman cannot export a file that became a directory",
         "files/deleted-but-open": "podman's archive lacks the names that CRIU gives such files for a while",
         "files/inotify": "podman's overlay has no file handles for watches",
+        "programs/node": "podman's overlay has no file handles for watches",
+        "programs/postgresql": "without a user namespace CRIU cannot ask for another user's limits",
+        "programs/process-manager": "CRIU loses the names of sockets that were renamed after they were bound",
         "processes/stopped-process": "the freezer waits for stopped processes for ever",
     },
     "criu": {

@@ -330,7 +330,7 @@ class ManyDescriptors(Probe):
     def __init__(self) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < 10_100:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 12_000), hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (12_000, max(hard, 12_000)))  # root may raise the hard one
         self.path = f"{self.directory}/many"
         with open(self.path, "wb") as out:
             out.write(bytes(range(256)) * 64)
