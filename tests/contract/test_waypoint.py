@@ -164,7 +164,7 @@ class TestWrongArguments:
             ({"memory": "lots"}, "512M"),
             ({"cpus": 0}, "0.5"),
             ({"network": "wifi"}, "nat"),
-            ({"build": "yes"}, "True"),
+            ({"build": "perhaps"}, "True"),
             ({"env": "A=1"}, "mapping"),
             ({"container_name": "x"}, "it takes"),
         ],
