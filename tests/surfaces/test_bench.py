@@ -61,3 +61,24 @@ def test_a_wrong_answer_is_no_figure(tmp_path: Path) -> None:
         workload.spoil(env)
         with pytest.raises(Wrong):
             workload.check(env, 7, claims)
+
+
+def test_pages_from_an_earlier_run(tmp_path: Path) -> None:
+    def figure(backend: str, what: str, p50: float) -> dict[str, object]:
+        size = {"least": p50, "p50": p50, "p95": p50, "most": p50}
+        return {"workload": "shell and job", "backend": backend, "what": what, "unit": "ms", "n": 5, **size}
+
+    verbs = ("snapshot", "restore", "fork")
+    document = {
+        "machine": {"cores": 2, "processor": "some", "kernel": "6"}, "missing": {}, "failures": [],
+        "watch": {"load_before": 1, "load_mean": 1, "load_most": 1, "seconds": 3},
+        "figures": [figure("waypoint", verb, 20.0) for verb in verbs] + [figure("docker", verb, 500.0) for verb in verbs],
+    }  # fmt: skip
+    (tmp_path / "results.json").write_text(json.dumps(document))
+    page = tmp_path / "README.md"
+    page.write_text("before\n<!-- bench summary -->\nold\n<!-- end of bench summary -->\nafter\n")
+    done = run_bench(tmp_path, "--from", str(tmp_path / "results.json"), "--no-plots", "--summary", str(page))
+    assert done.returncode == 0, done.stderr
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "| docker | 500.0 (500.0), 25.0x |" in text

@@ -10,7 +10,7 @@ from typing import Any
 
 from statefork.bench.figures import Figure
 
-__all__ = ["as_markdown", "as_text", "write_results"]
+__all__ = ["as_markdown", "as_summary", "as_text", "write_results"]
 
 _MAIN = ("snapshot", "paused", "restore", "fork", "storage")
 
@@ -71,6 +71,28 @@ def as_markdown(document: dict[str, Any], figures: Sequence[Figure]) -> str:
         lines += [f"| {' | '.join(row)} |" for row in rows]
         lines.append("")
     return "\n".join([*lines, *(f"{line}  " for line in _words(document))]) + "\n"
+
+
+def as_summary(document: dict[str, Any], figures: Sequence[Figure]) -> str:
+    """A shell with a background job on every backend, in how many times Waypoint's own figure; for the front page."""
+    found = {(figure.workload, figure.backend, figure.what): figure for figure in figures}
+    work, verbs = "shell and job", ("snapshot", "restore", "fork")
+    ours = {verb: found[work, "waypoint", verb].p50 for verb in verbs if (work, "waypoint", verb) in found}
+    lines = ["| a shell with a background job | snapshot, ms | restore, ms | fork, ms |", "| --- | --- | --- | --- |"]
+    for backend in dict.fromkeys(figure.backend for figure in figures if figure.workload == work):
+        cells = [_beside(found.get((work, backend, verb)), ours.get(verb), backend) for verb in verbs]
+        lines.append(f"| {backend} | {' | '.join(cells)} |")
+    for figure in figures:
+        if figure.backend == "waypoint, ahead" and figure.workload.startswith("agent loop, 0.2") and figure.what == "snapshot":
+            back = found[figure.workload, figure.backend, "restore"]
+            lines.append(f"| waypoint, while an agent thinks | {_cell(figure)} | {_cell(back)} | |")
+    return "\n".join([*lines, "", *(f"{line}  " for line in _words(document)[:2])]) + "\n"
+
+
+def _beside(figure: Figure | None, ours: float | None, backend: str) -> str:
+    if figure is None or not ours or backend == "waypoint":
+        return _cell(figure)
+    return f"{_cell(figure)}, {figure.p50 / ours:.1f}x"
 
 
 def _words(document: dict[str, Any]) -> list[str]:

@@ -25,6 +25,8 @@ __all__ = ["bench"]
     "--plots/--no-plots", default=True, show_default=True, help="Draw PNG and SVG pictures (needs matplotlib)."
 )
 @click.option("--page", type=click.Path(path_type=Path), help="Also write the tables between the marks of this page.")
+@click.option("--summary", type=click.Path(path_type=Path), help="Also write a short table between the marks of this page.")
+@click.option("--from", "measured", type=click.Path(path_type=Path, exists=True), help="Measure nothing: read a results.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def bench(
     quick: bool,
@@ -34,6 +36,8 @@ def bench(
     results: Path,
     plots: bool,
     page: Path | None,
+    summary: Path | None,
+    measured: Path | None,
     as_json: bool,
 ) -> None:
     """Snapshot, restore and fork on every backend present, interleaved and repeated.
@@ -41,7 +45,30 @@ def bench(
     The clock of restore and fork stops at the first correct command in what came up. A backend that is missing is listed as
     missing. Run it on a quiet machine: the load is recorded beside the figures.
     """
-    from statefork.bench import machine, patterns, report
+    from statefork.bench import report
+    from statefork.bench.figures import Figure
+
+    document = _measure(quick, names, workloads, rounds) if measured is None else json.loads(measured.read_text())
+    figures = [Figure(**one) for one in document["figures"]]
+    written = [] if measured else report.write_results(results, document, figures)
+    if plots:
+        from statefork.bench.plots import draw
+
+        results.mkdir(parents=True, exist_ok=True)
+        written += draw(results, figures)
+    if page is not None:
+        write_between_marks(page, "bench", report.as_markdown(document, figures))
+    if summary is not None:
+        write_between_marks(summary, "bench summary", report.as_summary(document, figures))
+    click.echo(json.dumps(document) if as_json else report.as_text(document, figures))
+    if not as_json:
+        click.echo(f"written: {', '.join(str(path) for path in written)}")
+    if document["failures"]:
+        raise SystemExit(1)
+
+
+def _measure(quick: bool, names: tuple[str, ...], workloads: tuple[str, ...], rounds: int | None) -> dict[str, Any]:
+    from statefork.bench import machine, patterns
     from statefork.bench import workloads as work
     from statefork.bench.figures import Samples
     from statefork.bench.rounds import run_rounds
@@ -65,26 +92,13 @@ def bench(
         for pattern in () if workloads else patterns.PATTERNS:
             pattern(subjects, samples, _progress, quick=quick)
     _progress("")
-    figures = list(samples.figures())
-    document: dict[str, Any] = {
+    return {
         "machine": machine.describe(),
         "watch": watch.to_json(),
         "missing": missing,
         "failures": samples.failures,
-        "figures": [figure.to_json() for figure in figures],
+        "figures": [figure.to_json() for figure in samples.figures()],
     }
-    written = report.write_results(results, document, figures)
-    if plots:
-        from statefork.bench.plots import draw
-
-        written += draw(results, figures)
-    if page is not None:
-        write_between_marks(page, "bench", report.as_markdown(document, figures))
-    click.echo(json.dumps(document) if as_json else report.as_text(document, figures))
-    if not as_json:
-        click.echo(f"written: {', '.join(str(path) for path in written[:3])} and {len(written) - 3} pictures")
-    if samples.failures:
-        raise SystemExit(1)
 
 
 def _progress(text: str) -> None:
