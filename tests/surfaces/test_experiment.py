@@ -131,7 +131,7 @@ def test_results_go_on_after_a_kill_and_keep_to_their_settings(tmp_path: Path) -
     assert len(known.trials) == len(made()) + 1
     text = as_markdown(known, ["solved.svg"])
     assert "MCTS on fast has solved as many after 8.0 s, 20% of the time, and 90% in the end." in text
-    assert "MCTS on slow does not come so far: 33%." in text
+    assert "MCTS on slow does not come so far in its 60 s: 33% (Pass@K at that time: 100%)." in text
     assert "| slow | files | 0 of 1 | 0.50 |" in text and "dead: it died" in text and "(solved.svg)" in text
     with pytest.raises(UsageError, match="choose another --results"):
         Recorder(tmp_path, Settings(think_seconds=9))

@@ -39,7 +39,7 @@ class Arena:
 
     def __init__(self, backend: str, home: Path) -> None:
         self.backend = backend
-        self._home = home
+        self.home = home
         self._lock = threading.Lock()
         self._ready: set[str] = set()
         self.restores = frozenset(str(one) for one in backends()[backend].probe().restores)
@@ -66,7 +66,7 @@ class _WaypointArena(Arena):
 
     @property
     def _store(self) -> Path:
-        return self._home / f"waypoint-{FORMAT_VERSION}"  # the home is a cache that outlives a version of the engine
+        return self.home / f"waypoint-{FORMAT_VERSION}"  # the home is a cache that outlives a version of the engine
 
     def _context(self, task: Task) -> Path:
         return self._store.with_suffix(".contexts") / _key(task)
@@ -90,7 +90,7 @@ class _WaypointArena(Arena):
         self.prepare(task)
         return create_env_manager(
             "waypoint_build",
-            home=self._home,
+            home=self.home,
             store=self._store,
             dockerfile_dir=self._context(task),
             build=False,
@@ -120,7 +120,7 @@ class _ContainerArena(Arena):
         own = {"container_name": f"statefork-task-{secrets.token_hex(6)}"} if self.backend == "hybrid" else {}
         return create_env_manager(
             f"{self.backend}_build",
-            home=self._home,
+            home=self.home,
             base_image=self._image(task),
             extra_args="--network none",
             **own,

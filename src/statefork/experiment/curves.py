@@ -103,6 +103,11 @@ class Reach:
     fraction: float | None
     """Of the time that Pass@K took to come so far."""
     solved: float
+    scratch: Curve
+    """Pass@K on the same tasks and seeds."""
+
+    def scratch_at(self, seconds: float) -> float:
+        return self.scratch.share_at(seconds)
 
 
 def reach(found: Sequence[Curve]) -> tuple[float, float, list[Reach]] | None:
@@ -119,7 +124,9 @@ def reach(found: Sequence[Curve]) -> tuple[float, float, list[Reach]] | None:
             continue
         base, mine = shared
         took, wanted = mine.reaches(base.solved), base.reaches(base.solved) or 0.0
-        answers.append(Reach(curve.backend, took, took / wanted if took is not None and wanted else None, mine.solved))
+        answers.append(
+            Reach(curve.backend, took, took / wanted if took is not None and wanted else None, mine.solved, base)
+        )
     return scratch.solved, scratch.reaches(scratch.solved) or 0.0, answers
 
 

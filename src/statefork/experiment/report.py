@@ -16,7 +16,8 @@ def as_markdown(results: Results, pictures: Sequence[str] = ()) -> str:
     """`pictures`: links to them, from the page."""
     found = curves(results.trials)
     title = f"### Error rates of the tasks x {results.settings.error_scale:g}\n"
-    parts = [title, _about(results, found), *_picture(pictures), _shares(found), _against(found), _passes(found)]
+    limit = results.settings.seconds
+    parts = [title, _about(results, found), *_picture(pictures), _shares(found), _against(found, limit), _passes(found)]
     parts += [_losses(results), _costs(found), _by_task(found), _failures(results)]
     return "\n".join(part for part in parts if part)
 
@@ -24,7 +25,9 @@ def as_markdown(results: Results, pictures: Sequence[str] = ()) -> str:
 def as_text(results: Results) -> str:
     """For a terminal: the tables without their pipes' markup is Markdown that reads well enough."""
     found = curves(results.trials)
-    return "\n".join(part for part in (_shares(found), _against(found), _losses(results)) if part)
+    return "\n".join(
+        part for part in (_shares(found), _against(found, results.settings.seconds), _losses(results)) if part
+    )
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -98,7 +101,8 @@ def _shares(found: Sequence[Curve]) -> str:
     return _table(head, rows) + note
 
 
-def _against(found: Sequence[Curve]) -> str:
+def _against(found: Sequence[Curve], limit: float) -> str:
+    """A search ends at `limit` and Pass@K does not, so what both had solved by then is said, too."""
     known = reach(found)
     if known is None or not known[2]:
         return ""
@@ -106,8 +110,11 @@ def _against(found: Sequence[Curve]) -> str:
     begin = f"From scratch {_percent(share)} are solved in the end, the last of them after {seconds:.1f} s."
     lines = [f"{begin} In comparison, on the tasks and seeds that both have played:\n"]
     for one in answers:
+        then = f" (Pass@K at that time: {_percent(one.scratch_at(limit))})"
         if one.seconds is None:
-            lines.append(f"- MCTS on {one.backend} does not come so far: {_percent(one.solved)}.")
+            lines.append(
+                f"- MCTS on {one.backend} does not come so far in its {limit:g} s: {_percent(one.solved)}{then}."
+            )
         else:
             part = f", {_percent(one.fraction)} of the time" if one.fraction is not None else ""
             lines.append(

@@ -87,7 +87,7 @@ def play(arena: Arena, task: Task, way: Way, seed: int, player: Player, settings
         else:
             facts = _straight(arena, task)
     except WaypointError as error:
-        facts = {"error": f"{error.code}: {error.message}"[:500]}
+        facts = {"error": f"{error.code}: {error.message}".replace(str(arena.home), "HOME")[:500]}
     facts.setdefault("seconds", time.monotonic() - began)
     facts["seconds"] = round(facts["seconds"], 3)
     return Trial(task.name, way, arena.backend, seed, **facts)
