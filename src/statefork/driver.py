@@ -177,13 +177,6 @@ class Live(GuestFiles, ABC):
         """None where the backend cannot tell. Raises: SessionDead, by which its death is noticed."""
         return None
 
-    def go_back(self, captured: Captured) -> bool:
-        """Become that state in place, where this is quicker than to bring up another beside it. If it fails, this one goes on.
-
-        False: not here; nothing was done.
-        """
-        return False
-
     def become(self, captured: Captured) -> None:
         """Go on as this stored state, for whoever knows this Live by its own name: also where it was attached to."""
         raise Unsupported("what was attached to on this backend cannot become another state; fork or export that instead")

@@ -224,7 +224,7 @@ class Environment(Inside):
             node = self._family.tree.find(snapshot)
             draft.snapshot = node.snapshot.id
             began = time.perf_counter()
-            old = None if self._went_back(node) else self._stand_on(node)
+            old = self._stand_on(node)
             duration_ms = (time.perf_counter() - began) * 1000
             if old is not None:
                 self._retire(old)
@@ -249,7 +249,9 @@ class Environment(Inside):
             except Unsupported:
                 self.restore(snapshot)
             else:
-                self._stands_on(node)
+                self._shell_anew = Capability.SHELL not in node.captured.captured
+                self._family.tree.revived(self.id, node.snapshot.id)
+                self._tell()
 
     @overload
     def fork(self, n: int = 1, *, from_snapshot: str | None = None) -> list[Environment]: ...
@@ -397,25 +399,15 @@ class Environment(Inside):
             _note(draft, node)
             return node
 
-    def _went_back(self, node: Node) -> bool:
-        """The same live thing is that state now."""
-        if self._standing is None or self._state != "live" or not self._standing.live.go_back(node.captured):
-            return False
-        self._stands_on(node)
-        return True
-
     def _stand_on(self, node: Node) -> Standing | None:
         """Bring a snapshot up and make it what this environment is; gives back what it was until now."""
         fresh = self._family.revive(node)
         old, self._standing = self._standing, fresh
         self._state, self._paused_at = "live", None
-        self._stands_on(node)
-        return old
-
-    def _stands_on(self, node: Node) -> None:
         self._shell_anew = Capability.SHELL not in node.captured.captured
         self._family.tree.revived(self.id, node.snapshot.id)
         self._tell()
+        return old
 
     def _tell(self) -> None:
         """To whoever would have to go on if this process were killed now."""

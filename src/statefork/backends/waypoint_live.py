@@ -39,7 +39,6 @@ class WaypointLive(Live):
         self._owned = owned
         self._stopped = False
         self._suspended = False
-        self._went_back = 0
 
     def ready(self, timeout: float) -> None:
         """A new shell has run something. One that came back is only looked at: it may be in the middle of a command,
@@ -151,20 +150,6 @@ class WaypointLive(Live):
             self.session.resume()
         self._suspended = False
 
-    def go_back(self, captured: Captured) -> bool:
-        """Only a session of our own: what was attached to is left as it is. Its commands end with it, as if it were gone."""
-        stored = captured.handle
-        if not self._owned or self._suspended or self._stopped or stored.store != self._engine.store.paths.home:
-            return False
-        self._went_back += 1  # before: a command that ends with it must know why
-        try:
-            with self._reached():
-                self.session.restore(stored.snapshot)
-        except BaseException:
-            self._went_back -= 1
-            raise
-        return True
-
     def become(self, captured: Captured) -> None:
         with self._reached():
             self.session.restore(captured.handle.snapshot)
@@ -181,13 +166,12 @@ class WaypointLive(Live):
     @contextmanager
     def _reached(self) -> Iterator[None]:
         """The engine's errors are ours already, but for those that mean that the session went away meanwhile."""
-        before = self._went_back
         try:
             yield
         except waypoint.errors.ExecTimeout as error:
             raise ExecTimeout(error.message, _result(error.result), **error.details) from error
         except (NotFound, WrongState, OSError) as error:
-            if not self._stopped and self._went_back == before and not self._is_dead():
+            if not self._stopped and not self._is_dead():
                 raise
             raise SessionDead(f"session {self.session.id} is gone: {error}", session=self.session.id) from error
 
