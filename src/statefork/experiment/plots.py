@@ -25,7 +25,8 @@ def draw(directory: Path, found: Sequence[Curve]) -> list[Path]:
     end = max((trial.seconds for curve in found for trial in curve.trials), default=1.0)
     for curve in found:
         colour = _COLOURS.get(curve.backend if curve.way == "mcts" else "scratch")
-        times = [0.0, *curve.solving_seconds, end]
+        played = max(trial.seconds for trial in curve.trials)  # beyond it nothing is known
+        times = [0.0, *curve.solving_seconds, played]
         axes.step(
             times, [curve.share_at(at) for at in times], where="post", label=curve.name, color=colour, linewidth=2
         )
