@@ -162,3 +162,19 @@ def test_scorers(env: Environment) -> None:
     assert Number("true", missing=-1).score(env) == -1
     assert PassedTests("echo '3 passed, 1 failed in 0.1s'; false").score(env) == 0.75
     assert PassedTests("echo '4 passed'").score(env) == 1
+
+
+def test_whole_attempts_begin_where_it_looks_best(env: Environment, tmp_path: Path) -> None:
+    """Nothing on the way scores: only the third right step in a row does, and a wrong one spoils it for good."""
+    env.exec_command("N=0; step() { if [ $N -ge 0 ] && [ $1 = $N ]; then N=$((N+1)); else N=-9; fi; echo $N | tee /tmp/n; }")
+    policy = Weighted({"step 0": 1.0, "step 1": 1.0, "step 2": 1.0}, seed=3)
+    scorer = ExitCode("grep -qx 3 /tmp/n")
+    outcome = mcts(env, policy, scorer, Budget(nodes=150), depth=3, workers=1, to_the_end=True, trace=tmp_path / "t")
+    try:
+        assert outcome.solved
+        assert [action.command for action in outcome.actions] == ["step 0", "step 1", "step 2"]
+        lines = [json.loads(line) for line in (tmp_path / "t").read_text().splitlines()]
+        parents = {one["node"]: one["parent"] for one in lines if one["event"] == "node"}
+        assert [parents[n] for n in (1, 2, 3)] == [0, 1, 2], "the first attempt goes to the end"
+    finally:
+        outcome.environment.destroy()

@@ -139,6 +139,7 @@ def check(tasks: Path, names: tuple[str, ...], backends: tuple[str, ...], as_jso
 @click.option("--seconds", type=click.FloatRange(min=1), default=60.0, show_default=True, help="For one search.")
 @click.option("--exploration", type=click.FloatRange(min=0), default=0.1, show_default=True, help="Of the search.")
 @click.option("--widening", type=click.FloatRange(min=0), default=0.5, show_default=True, help="Of the search.")
+@click.option("--to-the-end", is_flag=True, help="The search takes whole attempts from the state that it chooses.")
 @click.option("--lanes", type=click.IntRange(min=1), default=1, show_default=True, help="Trials at a time.")
 @click.option("--base-url", help="Let a model play: an OpenAI-compatible endpoint; its key is $STATEFORK_CHAT_KEY.")
 @click.option("--model", help="The model's name at that endpoint.")
@@ -159,6 +160,7 @@ def run(
     seconds: float,
     exploration: float,
     widening: float,
+    to_the_end: bool,
     lanes: int,
     base_url: str | None,
     model: str | None,
@@ -178,7 +180,7 @@ def run(
 
     chosen = load_tasks(tasks, names)
     player, player_name = _player(think, error_scale, base_url, model)
-    settings = Settings(think, attempts, seconds, player_name, error_scale, exploration, widening, lanes)
+    settings = Settings(think, attempts, seconds, player_name, error_scale, exploration, widening, lanes, to_the_end)
     wanted = [way for way in WAYS if not ways or way in ways]
     needed = dict.fromkeys(
         [*(backends if set(wanted) - {"scratch"} else ()), *([scratch] if "scratch" in wanted else ())]

@@ -56,7 +56,8 @@ def _about(results: Results, found: Sequence[Curve]) -> str:
             f"{load['load_mean']} in the mean and {load['load_most']} at most while it ran ({load['seconds']:.0f} s)"
         )
         lines.append(f"Load of the machine: {load['load_before']} before, {while_it_ran}.")
-    search = f"exploration {settings.exploration:g}, widening {settings.widening:g}, one worker"
+    kind = "whole attempts from the state that it chooses, " if settings.to_the_end else ""
+    search = f"{kind}exploration {settings.exploration:g}, widening {settings.widening:g}, one worker"
     lines.append(
         f"Player: {settings.player}, {settings.think_seconds:g} s of thinking for each action; {settings.lanes} trials at a time; "
         f"up to {settings.attempts} attempts from scratch; {settings.seconds:g} s for a search ({search})."

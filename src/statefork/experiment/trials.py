@@ -44,6 +44,8 @@ class Settings:
     widening: float = 0.5
     lanes: int = 1
     """How many trials run at a time."""
+    to_the_end: bool = False
+    """The search takes whole attempts from the state that it chooses, not single steps."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -144,6 +146,7 @@ def _mcts(arena: Arena, task: Task, seed: int, player: Player, settings: Setting
             Budget(seconds=max(left, 0.1)),
             exploration=settings.exploration,
             widening=settings.widening,
+            to_the_end=settings.to_the_end,
             depth=4 * len(task.steps),
             workers=1,
             seed=seed,

@@ -30,7 +30,7 @@ __all__ = ["ALGORITHMS", "Plan", "read_plan"]
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "best_of_n": ("workers",),
     "beam": ("width", "branching", "depth", "workers"),
-    "mcts": ("exploration", "widening", "depth", "workers", "seed"),
+    "mcts": ("exploration", "widening", "depth", "workers", "seed", "to_the_end"),
 }
 """The searches, and what each takes."""
 

@@ -254,6 +254,7 @@ def mcts(
     depth: int = 30,
     workers: int = 2,
     seed: int = 0,
+    to_the_end: bool = False,
     trace: Path | None = None,
     resume: bool = False,
     on_node: OnNode | None = None,
@@ -262,12 +263,16 @@ def mcts(
 ) -> Outcome:
     """Upper confidence trees with progressive widening; workers side by side are kept apart by virtual loss.
 
+    `to_the_end`: from the node that is chosen, go on until the policy has nothing more to say or `depth` is reached, instead of one
+    step: where scores on the way tell little, whole attempts do, and each begins at the most promising state.
     `resume`: go on with an interrupted run's trace; `environment` must stand where that run began.
     """
     facts = {"exploration": exploration, "widening": widening, "depth": depth, "seed": seed, "workers": workers}
+    if to_the_end:
+        facts["to_the_end"] = True
     given: dict[str, Any] = {"resume": resume, "on_node": on_node, "watch": watch, "note": note}
     with _Run("mcts", environment, scorer, budget, trace, facts=facts, **given) as run:
-        uct = Uct(run.field, policy, exploration, widening, depth, random.Random(seed))
+        uct = Uct(run.field, policy, exploration, widening, depth, random.Random(seed), to_the_end=to_the_end)
         with run.pool(workers) as pool:
             for future in [pool.submit(uct.work) for _ in range(workers)]:
                 future.result()

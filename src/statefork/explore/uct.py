@@ -18,7 +18,15 @@ ASKED_IN_VAIN = 3
 
 class Uct:
     def __init__(
-        self, field: Field, policy: Policy, exploration: float, widening: float, depth: int, chance: random.Random
+        self,
+        field: Field,
+        policy: Policy,
+        exploration: float,
+        widening: float,
+        depth: int,
+        chance: random.Random,
+        *,
+        to_the_end: bool = False,
     ) -> None:
         self._field = field
         self._policy = policy
@@ -26,6 +34,7 @@ class Uct:
         self._widening = widening
         self._depth = depth
         self._chance = chance
+        self._to_the_end = to_the_end
         self._lock = threading.Condition()
         self._waiting: dict[int, list[Action]] = {}
         self._given: dict[int, set[Action]] = {}
@@ -41,13 +50,8 @@ class Uct:
         try:
             with self._field.worker() as worker:
                 while (node := self._take()) is not None:
-                    try:
-                        if not self._step(worker, node):
-                            return
-                    finally:
-                        with self._lock:
-                            self._mark(node, -1)
-                            self._lock.notify_all()
+                    if not self._go_on(worker, node):
+                        return
         except BudgetSpent:
             return
         except BaseException:
@@ -67,23 +71,42 @@ class Uct:
                 self._lock.wait(1.0)
             return None
 
-    def _step(self, worker: Environment, node: Node) -> bool:
-        """False when the budget is used up."""
+    def _go_on(self, worker: Environment, node: Node | None) -> bool:
+        """From a node that was taken: one step, or all the way down. False when the budget is used up."""
+        while node is not None:
+            child: Node | None = None
+            try:
+                child, more = self._step(worker, node)
+                if not more:
+                    return False
+            finally:
+                with self._lock:
+                    if child is not None and self._to_the_end and self._open(child) and not self.solved.is_set():
+                        self._mark(child, +1)
+                    else:
+                        child = None
+                    self._mark(node, -1)
+                    self._lock.notify_all()
+            node = child
+        return True
+
+    def _step(self, worker: Environment, node: Node) -> tuple[Node | None, bool]:
+        """The new node, if there is one; and whether the budget allows more."""
         try:
             self._field.stand(worker, node)
         except ReplayDiffers:
             with self._lock:
                 self._exhausted.add(node.id)
-            return True
+            return None, True
         action = self._next_action(worker, node)
         if action is None:
-            return True
+            return None, True
         child = self._field.expand(worker, node, action)
         if child is None:
-            return False
+            return None, False
         with self._lock:
             self._learn(child)
-        return True
+        return child, True
 
     def _next_action(self, worker: Environment, node: Node) -> Action | None:
         for _ in range(ASKED_IN_VAIN):
