@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,10 @@ from waypoint.engine import Engine
 from waypoint.kernel import cgroups, nat, processes
 from waypoint.model import BaseRecord
 from waypoint.session import Session
+
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""Also where the tests run in the background of a script, which has it ignored: what they start would ignore it too."""
 
 
 @pytest.fixture(scope="session")

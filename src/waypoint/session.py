@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from waypoint import bringup, capture, faults
 from waypoint.ahead import Ready
-from waypoint.errors import NotCapturable, UsageError, WrongState
+from waypoint.errors import CriuError, NotCapturable, UsageError, WrongState
 from waypoint.guest import commands, frames
 from waypoint.guest.connection import Connection, connect
 from waypoint.kernel import inspect, own_tty, usage
@@ -30,6 +30,8 @@ __all__ = ["Session", "check_name"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,62}\Z")
 _AUTO_KEEP = 20
 _FORK_THREADS = 8
+_IN_BETWEEN = "unix: Unix socket"
+"""CRIU has met a program that init was just starting, with our connections still open in it: a moment later it is over."""
 
 
 def check_name(name: str | None) -> str | None:
@@ -295,7 +297,11 @@ class Session:
         except NotCapturable:
             if draft or not own_tty.reopen_by_name(record.init_pid):
                 raise
-            return take()
+        except CriuError as error:
+            if _IN_BETWEEN not in error.message:
+                raise
+            time.sleep(0.02)
+        return take()
 
     def _get_ahead(self) -> None:
         if self._engine.stock.on:
