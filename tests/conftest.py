@@ -26,7 +26,6 @@ from waypoint.kernel import cgroups, nat, processes
 from waypoint.model import BaseRecord
 from waypoint.session import Session
 
-
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """Also where the tests run in the background of a script, which has it ignored: what they start would ignore it too."""
 
