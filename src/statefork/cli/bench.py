@@ -19,7 +19,7 @@ __all__ = ["bench"]
 @click.option("--quick", is_flag=True, help="Small workloads, few rounds: about two minutes.")
 @click.option("--backend", "-b", "names", multiple=True, help="Only these; default: all.")
 @click.option("--workload", "-w", "workloads", multiple=True, help="Only these workloads, and no patterns of use.")
-@click.option("--rounds", type=click.IntRange(min=1), help="How often each verb is timed.  [default: 10, quick: 5]")
+@click.option("--rounds", type=click.IntRange(min=1), help="How often each verb is timed.  [default: 10, quick: 3]")
 @click.option("--results", type=click.Path(path_type=Path), default=Path("bench-results"), show_default=True)
 @click.option(
     "--plots/--no-plots", default=True, show_default=True, help="Draw PNG and SVG pictures (needs matplotlib)."
@@ -87,7 +87,7 @@ def _measure(quick: bool, names: tuple[str, ...], workloads: tuple[str, ...], ro
             raw = home if not workload.step.strip(":") else None
             run_rounds(
                 workload, subjects, samples,
-                rounds=rounds or (5 if quick else 10), disk=home, raw=raw, on_progress=_progress,
+                rounds=rounds or (3 if quick else 10), disk=home, raw=raw, on_progress=_progress,
             )  # fmt: skip
         for pattern in () if workloads else patterns.PATTERNS:
             pattern(subjects, samples, _progress, quick=quick)
