@@ -66,7 +66,10 @@ def fidelity(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that no environment is left behind
     with tempfile.TemporaryDirectory(prefix="fidelity-", dir="/var/tmp") as home:
         judged = replace(_backend(backend, options, Path(home), judge_all), patience=patience)
-        results = run_cases(judged, chosen, jobs=jobs, on_result=show)
+        try:
+            results = run_cases(judged, chosen, jobs=jobs, on_result=show)
+        finally:
+            judged.close()
     for result in results:
         if result.verdict in (Verdict.FAILED, Verdict.SKIPPED):
             click.echo(f"{result.kind}/{result.case}: {result.message}", err=True)
@@ -85,7 +88,7 @@ def _backend(name: str, options: tuple[str, ...], home: Path, judge_all: bool) -
     from statefork.registry import backends
     from statefork.testing.fidelity import Backend, environment_backend
     from statefork.testing.fidelity.known import CLAIMED, NOT_CLAIMED
-    from statefork.testing.fidelity.waypoint import CAPABILITIES, opener
+    from statefork.testing.fidelity.waypoint import CAPABILITIES, engine_with, opener_of
 
     given: dict[str, str] = {}
     for option in options:
@@ -94,8 +97,8 @@ def _backend(name: str, options: tuple[str, ...], home: Path, judge_all: bool) -
             raise UsageError(f"--option {option!r}: say NAME=VALUE")
         given[key] = value
     if name == "waypoint" and given.keys() <= {"twins", "drafts"}:  # the engine itself: it can do more than an environment
-        ahead = opener(home, twins=int(given.get("twins", 0)), drafts=flag(given.get("drafts", False)))
-        return Backend(name, ahead, CAPABILITIES)
+        engine = engine_with(home, twins=int(given.get("twins", 0)), drafts=flag(given.get("drafts", False)))
+        return Backend(name, opener_of(engine), CAPABILITIES, close=engine.close)
     found = backends().get(name)
     method = found.methods[0].name if found else name
     known = {} if judge_all else NOT_CLAIMED.get(name, {})

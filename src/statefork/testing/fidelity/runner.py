@@ -49,6 +49,8 @@ class Backend:
     """Single cases (`files/times`, `lost/*`) that it does not claim although it claims what they need: why."""
     patience: float = 1
     """How many times longer than usual everything may take."""
+    close: Callable[[], None] = lambda: None
+    """When all is judged: ends what the backend still does in the background."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from waypoint.model import Limits
 from waypoint.session import Session
 from waypoint.twins import Budget
 
-__all__ = ["CAPABILITIES", "SessionSubject", "opener"]
+__all__ = ["CAPABILITIES", "SessionSubject", "engine_with", "opener", "opener_of"]
 
 CAPABILITIES = frozenset({"files", "processes", "memory", "shell", "terminal", "network", "ipc"})
 
@@ -88,10 +88,16 @@ class SessionSubject:
                     self._engine.remove_snapshot(snapshot.id, recursive=True)
 
 
-def opener(home: Path, *, twins: int = 0, drafts: bool = False) -> Callable[[Options], SessionSubject]:
+def opener(home: Path) -> Callable[[Options], SessionSubject]:
     """Makes sessions over the host's own root in the store at `home`."""
-    engine = Engine(home, ahead=True, twins=Budget(twins=twins, bytes=2 << 30), drafts=Drafting(on=drafts, slack=0.0))
+    return opener_of(Engine(home, ahead=True))
 
+
+def engine_with(home: Path, *, twins: int, drafts: bool) -> Engine:
+    return Engine(home, ahead=True, twins=Budget(twins=twins, bytes=2 << 30), drafts=Drafting(on=drafts, slack=0.0))
+
+
+def opener_of(engine: Engine) -> Callable[[Options], SessionSubject]:
     def open_session(options: Options) -> SessionSubject:
         session = engine.new(
             network=options.network,  # type: ignore[arg-type]
