@@ -2,22 +2,22 @@
 cd /app || exit 1
 
 # import
-git init -q -b main work && cd work && git config user.name Bot && git config user.email bot@example.org && git fast-import --done --quiet <../history.fi && git checkout -q feature
+git init -q -b main repo && cd repo && git config user.name Bot && git config user.email bot@example.org && git fast-import --done --quiet <../history.fi && git checkout -q feature
 
 # rebase
-git -C /app/work rebase -q main || git -C /app/work status --short
+git -C /app/repo rebase -q main || git -C /app/repo status --short
 
 # config
-printf 'name = shop\nport = 8080\nworkers = 4\n' >/app/work/config.ini; git -C /app/work add config.ini
+printf 'name = shop\nport = 8080\nworkers = 4\n' >/app/repo/config.ini; git -C /app/repo add config.ini
 
 # go on
-GIT_EDITOR=true git -C /app/work rebase --continue || git -C /app/work status --short
+GIT_EDITOR=true git -C /app/repo rebase --continue || git -C /app/repo status --short
 
 # notes
-printf 'first\nport 8080\nfour workers\n' >/app/work/notes.txt; git -C /app/work add notes.txt
+printf 'first\nport 8080\nfour workers\n' >/app/repo/notes.txt; git -C /app/repo add notes.txt
 
 # finish
-GIT_EDITOR=true git -C /app/work rebase --continue
+GIT_EDITOR=true git -C /app/repo rebase --continue
 
 # tag
-git -C /app/work tag ready
+git -C /app/repo tag ready

@@ -8,13 +8,13 @@ check() {
   if eval "$2" >/dev/null 2>&1; then passed=$((passed + 1)) && echo "ok     $1"; else echo "wrong  $1"; fi
 }
 
-check "the repository exists" 'git -C work rev-parse feature main'
-check "feature stands on main" 'git -C work merge-base --is-ancestor main HEAD'
-check "the configuration is merged" '[ "$(cat work/config.ini)" = "$(printf "name = shop\nport = 8080\nworkers = 4")" ]'
-check "the notes are merged" '[ "$(cat work/notes.txt)" = "$(printf "first\nport 8080\nfour workers")" ]'
-check "the rebase is finished" '[ -d work/.git ] && [ ! -e work/.git/rebase-merge ] && [ -e work/README ]'
-check "no commit is lost" '[ "$(git -C work rev-list --count main..feature)" = 3 ] && git -C work merge-base --is-ancestor main feature'
-check "it is tagged" 'git -C work rev-parse ready && [ "$(git -C work rev-parse ready)" = "$(git -C work rev-parse feature)" ]'
+check "the repository exists" 'git -C repo rev-parse feature main'
+check "feature stands on main" 'git -C repo merge-base --is-ancestor main HEAD'
+check "the configuration is merged" '[ "$(cat repo/config.ini)" = "$(printf "name = shop\nport = 8080\nworkers = 4")" ]'
+check "the notes are merged" '[ "$(cat repo/notes.txt)" = "$(printf "first\nport 8080\nfour workers")" ]'
+check "the rebase is finished" '[ -d repo/.git ] && [ ! -e repo/.git/rebase-merge ] && [ -e repo/README ]'
+check "no commit is lost" '[ "$(git -C repo rev-list --count main..feature)" = 3 ] && git -C repo merge-base --is-ancestor main feature'
+check "it is tagged" 'git -C repo rev-parse ready && [ "$(git -C repo rev-parse ready)" = "$(git -C repo rev-parse feature)" ]'
 
 mkdir -p /logs/verifier
 echo "$passed $total" >/logs/verifier/progress.txt
