@@ -14,6 +14,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from waypoint.errors import WaypointError
@@ -42,14 +43,14 @@ class Ready:
     _dumper: criu.Dumper | None
     since: float = field(default_factory=time.monotonic)
 
-    def dumper(self, init: Process, *, own_network: bool) -> criu.Dumper:
+    def dumper(self, init: Process, *, own_network: bool, written: bool = False) -> criu.Dumper:
         """For one dump of `init`'s tree: the waiting one, if it waits for that, else a new one."""
         waiting, self._dumper = self._dumper, None
         if waiting is not None:
-            if self.init == init and waiting.there():
+            if self.init == init and waiting.written == written and waiting.there():
                 return waiting
             waiting.close()
-        return criu.Dumper(init.pid, own_network=own_network, hold=[self.gate, self.lock])
+        return criu.Dumper(init.pid, own_network=own_network, hold=[self.gate, self.lock], written=written)
 
     def usable(self, init: Process) -> bool:
         return self.init == init and self._dumper is not None and self._dumper.there()
@@ -81,8 +82,10 @@ class Restorer:
 class Stock:
     """What one engine has waiting. Used by any number of threads."""
 
-    def __init__(self, paths: Paths, *, on: bool) -> None:
+    def __init__(self, paths: Paths, *, on: bool, tracks: Callable[[str], bool] = lambda _: False) -> None:
+        """`tracks`: of which sessions the next snapshot is a delta."""
         self._paths = paths
+        self._tracks = tracks
         self.on = on
         self._lock = threading.Lock()
         self._dumpers: dict[str, Ready] = {}
@@ -107,7 +110,10 @@ class Stock:
             gate = locks.open_lock(self._paths.gate)
             undo.callback(os.close, gate)
             own_network = session.spec.network != "host"
-            dumper = None if session.spec.files_only else criu.Dumper(init.pid, own_network=own_network, hold=[gate, lock])
+            dumper = None
+            if not session.spec.files_only:
+                written = self._tracks(session.id)
+                dumper = criu.Dumper(init.pid, own_network=own_network, hold=[gate, lock], written=written)
             undo.pop_all()
         return Ready(lock, gate, init, dumper)
 

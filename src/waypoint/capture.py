@@ -17,12 +17,13 @@ from typing import Any
 
 from waypoint import bringup, faults
 from waypoint.ahead import Ready, Stock
+from waypoint.deltas import Deltas
 from waypoint.ending import resolve
 from waypoint.errors import DiskFull, NotFound, WaypointError
 from waypoint.guest import frames
 from waypoint.guest.connection import connect
 from waypoint.guest.layer import PRIVATE
-from waypoint.kernel import aliases, cgroups, criu, inspect, obstacles, processes, pulse, socket_names, trees, typed
+from waypoint.kernel import aliases, cgroups, criu, inspect, obstacles, pagemaps, processes, pulse, socket_names, trees, typed
 from waypoint.manifest import describe_session
 from waypoint.model import BaseRecord, Capture, Process, SessionRecord, SnapshotRecord
 from waypoint.reapply import TYPED
@@ -90,6 +91,7 @@ def take(
     began: float,
     created: float,
     ready: Ready,
+    deltas: Deltas,
     end_session: bool = False,
     draft: bool = False,
     stock: Stock | None = None,
@@ -116,7 +118,10 @@ def take(
         faults.point("snapshot-staged")
         stack.enter_context(locks.shared_on(ready.gate))
         # it keeps the locks: if we die, CRIU lets the tree go on; until it has, nobody else may touch it
-        dumper = stack.enter_context(ready.dumper(init, own_network=session.spec.network != "host"))
+        delta = deltas.begin(session, staging)
+        stack.callback(delta.give_up)
+        own_network = session.spec.network != "host"
+        dumper = stack.enter_context(ready.dumper(init, own_network=own_network, written=delta.written))
         requests = quiesce(init, session.id)
         written = store.written(session.id)
         faults.point("snapshot-quiesced")
@@ -138,6 +143,7 @@ def take(
             faults.point("snapshot-frozen")
 
         def before_release() -> None:
+            delta.save(staging)
             if sealing.renamed:
                 socket_names.rewrite_names(staging, sealing.renamed)
             if sealing.new_layer is not None and criu.has_remaps(staging):
@@ -169,6 +175,8 @@ def take(
         else:
             store.db.add_snapshot(made(dumped.paused_ms), {"snapshot": snapshot})
         faults.point("snapshot-committed")
+        if not ends:
+            delta.keep(snapshot)
     except BaseException:
         stack.close()
         if not ends or resolve(store, session, session.boot).state == "live":
@@ -347,6 +355,11 @@ def _base_files(
     return {path: st for path, st in mapped.items() if not any((root / path.lstrip("/")).exists() for root in own)}
 
 
+def _own_bytes(image: Path) -> int:
+    """Without what it shares with the image that it builds on."""
+    return trees.allocated_bytes(image) - trees.allocated_bytes(image / pagemaps.PARENT)
+
+
 def _record(
     store: Store,
     session: SessionRecord,
@@ -378,7 +391,7 @@ def _record(
         duration_ms=(time.perf_counter() - began) * 1000,
         paused_ms=paused_ms,
         files_bytes=sealing.files_bytes,
-        memory_bytes=trees.allocated_bytes(store.paths.image(sealing.snapshot)) if sealing.full else 0,
+        memory_bytes=_own_bytes(store.paths.image(sealing.snapshot)) if sealing.full else 0,
         capture=Capture(_FULL, tuple(manifest.pop("not_captured", ())))
         if sealing.full
         else Capture(("files",), ("processes, memory and terminal: the session is files-only",)),

@@ -16,6 +16,7 @@ from pathlib import Path
 from waypoint import bringup, faults
 from waypoint.ahead import Stock
 from waypoint.capture import Taken
+from waypoint.deltas import Deltas
 from waypoint.drafts import Drafting, Drafts
 from waypoint.ending import resolve
 from waypoint.errors import (
@@ -53,16 +54,27 @@ def _drafter(engine: weakref.ref[Engine]) -> Callable[[str, int], tuple[Taken, S
 
 
 class Engine:
-    def __init__(self, home: Path, *, ahead: bool = False, twins: Budget | None = None, drafts: Drafting | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        ahead: bool = False,
+        twins: Budget | None = None,
+        drafts: Drafting | None = None,
+        deltas: bool = False,
+    ) -> None:
         """`ahead`: keep CRIU workers waiting for the next snapshot and restore, for a process that lives longer than one.
 
         `twins`: keep copies of the newest snapshots brought up and held, so that a restore or fork only lets one go on.
         `drafts`: save sessions after each command, so that a snapshot only has to name what is there; needs `ahead`.
+        `deltas`: of sessions with much memory save only what was written since their last snapshot.
         """
         self.store = Store(home)
         self.boot = processes.boot_id()
-        self.stock = Stock(self.store.paths, on=ahead)
+        self.deltas = Deltas(self.store.paths, on=deltas)
+        self.stock = Stock(self.store.paths, on=ahead, tracks=self.deltas.tracks)
         self.twins = Twins(self.store, twins or Budget())
+        weakref.finalize(self, self.deltas.close)
         weakref.finalize(self, self.stock.close)
         weakref.finalize(self, self.twins.close)
         self._chores = ThreadPoolExecutor(1, thread_name_prefix="chores") if ahead else None
@@ -73,6 +85,7 @@ class Engine:
     def close(self) -> None:
         self.drafts.close()
         self.twins.close()
+        self.deltas.close()
         self.stock.close()
         if self._chores is not None:
             self._chores.shutdown()

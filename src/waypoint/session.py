@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from waypoint import bringup, capture, faults
 from waypoint.ahead import Ready
+from waypoint.deltas import DeltaLost
 from waypoint.errors import CriuError, NotCapturable, UsageError, WrongState
 from waypoint.guest import commands, frames
 from waypoint.guest.connection import Connection, connect
@@ -289,7 +290,7 @@ class Session:
             return capture.take(
                 self._store, self._store.db.base(record.base), record, snapshot,
                 name=name, shell=shell, began=began, created=created, ready=ready, end_session=end_session,
-                draft=draft, stock=self._engine.stock,
+                draft=draft, stock=self._engine.stock, deltas=self._engine.deltas,
             )  # fmt: skip
 
         try:
@@ -297,6 +298,8 @@ class Session:
         except NotCapturable:
             if draft or not own_tty.reopen_by_name(record.init_pid):
                 raise
+        except DeltaLost:  # the session is not tracked any more: the next one is whole
+            pass
         except CriuError as error:
             if _IN_BETWEEN not in error.message:
                 raise
@@ -438,6 +441,7 @@ class Session:
         with self._store.operation(), locks.exclusive(self._store.paths.session_lock(self.id)):
             record = self._engine.resolved(self.id)
             self._engine.stock.drop(self.id)
+            self._engine.deltas.drop(self.id)
             self._engine.drafts.stir(self.id)
             self._store.db.remove_session(self.id)
             faults.point("remove-row")

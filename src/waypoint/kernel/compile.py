@@ -35,7 +35,7 @@ def compile_program(program: tools.Program) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        argv = [compiler, *tools.COMPILE_FLAGS, "-o", str(fresh), program.source.name]
+        argv = [compiler, *program.flags, "-o", str(fresh), program.source.name]
         done = run_program(argv, timeout=300, cwd=program.source.parent)
         if done.exit_code != 0 and _no_static_libc(done.stderr):
             raise HostUnsupported(

@@ -43,13 +43,15 @@ class Dumped:
 class Dumper:
     """A CRIU worker that is started before it is needed: starting and linking it takes longer than freezing a small tree."""
 
-    def __init__(self, init_pid: int, *, own_network: bool, hold: Sequence[int]) -> None:
-        """`hold`: see Worker."""
+    def __init__(self, init_pid: int, *, own_network: bool, hold: Sequence[int], written: bool = False) -> None:
+        """`hold`: see Worker. `written`: only memory that was written is saved, see written.py."""
+        self.written = written
         self._pid = init_pid
         self._own_network = own_network
         self._ends = False
         options = [*cached_kernel_options(), "--enter", str(init_pid), "--network", "own" if own_network else "host"]
-        self._worker = Worker(launch_argv("criu", options, (), tools.criu_argv()), hold=hold)
+        preload = str(tools.written_path()) if written else ""
+        self._worker = Worker(launch_argv("criu", options, (), tools.criu_argv()), hold=hold, preload=preload)
 
     def __enter__(self) -> Dumper:
         return self

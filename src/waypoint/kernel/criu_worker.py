@@ -39,7 +39,8 @@ class Worker:
     `hold` are descriptors of locks that it keeps for as long as it lives.
     """
 
-    def __init__(self, argv: Sequence[str], *, hold: Sequence[int]) -> None:
+    def __init__(self, argv: Sequence[str], *, hold: Sequence[int], preload: str = "") -> None:
+        """`preload`: a library to load into CRIU."""
         self._asked = self._answered = False
         self._abandoned = False
         self._launcher = argv[0]
@@ -53,7 +54,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env={"PATH": _PATH},
+                env={"PATH": _PATH} | ({"LD_PRELOAD": preload} if preload else {}),
                 start_new_session=True,
             )
         self._pidfd = os.pidfd_open(self._process.pid)

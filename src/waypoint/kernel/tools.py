@@ -1,4 +1,4 @@
-"""Where the programs are that Waypoint starts: a CRIU that works on this kernel, and its own two static programs.
+"""Where the programs are that Waypoint starts: a CRIU that works on this kernel, and its own programs.
 
 All live in one prefix for the whole host, shared by every clone, virtualenv and store. Looking one up is on the path of
 every command, so it costs a few system calls and starts nothing; what has to be found out by running a program is found
@@ -33,6 +33,7 @@ __all__ = [
     "prefix",
     "program_path",
     "remember_criu",
+    "written_path",
 ]
 
 SETUP = "waypoint setup"
@@ -40,6 +41,8 @@ OLDEST_CRIU = (4, 1)
 """Older releases pass `criu check` on older kernels, but lack what the engine asks of the RPC."""
 
 COMPILE_FLAGS = ("-static", "-O2", "-Wall", "-Wextra")
+_LIBRARY_FLAGS = ("-shared", "-fPIC", "-nostdlib", "-O2", "-Wall", "-Wextra")
+"""It is loaded into CRIU, which brings its own C library."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SYSTEM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -51,6 +54,7 @@ class Program:
 
     name: str
     source: Path
+    flags: tuple[str, ...] = COMPILE_FLAGS
 
     def files(self) -> list[Path]:
         """Everything that can end up in the binary, in a fixed order."""
@@ -61,6 +65,7 @@ class Program:
 PROGRAMS = (
     Program("launch", _PACKAGE / "kernel" / "native" / "launch.c"),
     Program("init", _PACKAGE / "guest" / "native" / "init.c"),
+    Program("written.so", _PACKAGE / "kernel" / "preload" / "written.c", _LIBRARY_FLAGS),
 )
 
 
@@ -199,6 +204,11 @@ def init_path() -> Path:
     return program_path(PROGRAMS[1])
 
 
+def written_path() -> Path:
+    """What makes CRIU dump only the memory that was written to (deltas.py)."""
+    return program_path(PROGRAMS[2])
+
+
 def program_path(program: Program) -> Path:
     """The binary of exactly this source; HostUnsupported naming `waypoint setup` if it has not been compiled.
 
@@ -235,7 +245,7 @@ def binary_path(program: Program) -> Path:
     """Where the binary of this source belongs, whether or not it is there."""
     from hashlib import sha256  # 3 ms to load; not needed once the source has been seen
 
-    digest = sha256("\0".join(COMPILE_FLAGS).encode())
+    digest = sha256("\0".join(program.flags).encode())
     for path in program.files():
         content = path.read_bytes()
         digest.update(f"\0{path.name}\0{len(content)}\0".encode() + content)

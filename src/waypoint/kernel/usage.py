@@ -7,10 +7,17 @@ import os
 
 from waypoint.kernel.processes import namespace_pids
 
-__all__ = ["tree_usage"]
+__all__ = ["anonymous_bytes", "tree_usage"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Of resident memory, what is neither a file's nor shared."""
+    with open(f"/proc/{pid}/statm", "rb") as text:
+        _, resident, shared, *_ = map(int, text.read().split())
+    return (resident - shared) * _PAGE
 
 
 def tree_usage(init_pid: int) -> tuple[float, int]:

@@ -1,0 +1,238 @@
+"""Snapshots that save only the memory that was written since the last one; the rest is in that one's image.
+
+For sessions with a lot of memory, in a process that lives longer than one snapshot: it holds what the kernel tracks by, and when it
+ends, however it ends, the next snapshot is a whole one. The first snapshot of an incarnation is whole as well.
+
+Nothing is left to trust. Only one process may track a session (a lock in its directory). Every page that CRIU left out must have
+been saved before, in the very image that is linked in as its parent, or the snapshot is taken again as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from waypoint.errors import CriuError, KernelError, WaypointError
+from waypoint.kernel import pagemaps, processes, usage
+from waypoint.kernel.written import Range, Watch, clean_elsewhere, without
+from waypoint.model import Process, SessionRecord
+from waypoint.store import locks
+from waypoint.store.paths import Paths
+
+__all__ = ["Delta", "DeltaLost", "Deltas"]
+
+LEAST = 64 << 20
+"""Processes with less memory of their own are saved whole: it takes no longer."""
+MOST_PARENTS = 12
+_MOST_SESSIONS = 8
+_COMING = ".parent"
+"""CRIU must not see it before it has dumped: it would do its own kind of tracking."""
+
+
+class DeltaLost(CriuError):
+    """What CRIU left out is not where it should be: take the snapshot again, as a whole."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    watch: Watch
+    number: int
+    """Its pid inside."""
+    saved: list[Range] = field(default_factory=list)
+    """What of its memory the last image holds, with its parents."""
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """One incarnation of a session."""
+
+    init: Process
+    lock: int
+    image: str = ""
+    """What is clean is in this image, or in its parents."""
+    watched: dict[Process, _Watched] = field(default_factory=dict)
+
+    def close(self) -> None:
+        for one in self.watched.values():
+            one.watch.close()
+        self.watched.clear()
+        os.close(self.lock)
+
+
+class Delta:
+    """For one snapshot. Without anything to track it does nothing."""
+
+    def __init__(self, owner: Deltas, session: str, tracked: _Tracked | None, written: bool) -> None:
+        self._owner = owner
+        self._session = session
+        self._tracked = tracked
+        self.written = written
+        """CRIU is to save only what was written since."""
+
+    def save(self, images: Path) -> None:
+        """When CRIU has saved what it saw, and nothing runs yet."""
+        if self._tracked is None:
+            return
+        if self.written:
+            self._complete(images, self._tracked)
+        for process, one in self._tracked.watched.items():
+            one.saved = pagemaps.saved_pages(images, one.number)
+            one.watch.arm(process.pid)
+
+    def _complete(self, images: Path, tracked: _Tracked) -> None:
+        watched = {process.pid: one for process, one in tracked.watched.items()}
+        inherited = False
+        for pid in processes.namespace_pids(tracked.init.pid):
+            one = watched.get(pid)
+            with _unless_ended(pid):
+                if clean_elsewhere(pid, [] if one is None else one.watch.areas):
+                    raise DeltaLost(f"somebody else tracks the memory of process {pid}")
+                if one is None:
+                    continue
+                clean = one.watch.clean_pages(pid)
+                if without(clean, one.saved):
+                    raise DeltaLost(f"memory of process {pid} was left out that no earlier image holds")
+                if clean:
+                    pagemaps.inherit(images, one.number, clean)
+                    inherited = True
+        if inherited:
+            (images / _COMING).rename(images / pagemaps.PARENT)
+        else:
+            shutil.rmtree(images / _COMING)
+
+    def keep(self, image: str) -> None:
+        """The snapshot is made: the next one builds on it."""
+        if self._tracked is not None:
+            self._tracked.image = image
+            self._owner.keep(self._session, self._tracked)
+            self._tracked = None
+
+    def give_up(self) -> None:
+        """It is not made, or the session was ended."""
+        if self._tracked is not None:
+            self._tracked.close()
+            self._tracked = None
+
+
+class Deltas:
+    """Those of one engine. Used by any number of threads."""
+
+    def __init__(self, paths: Paths, *, on: bool, least: int = LEAST) -> None:
+        self._paths = paths
+        self._on = on
+        self._least = least
+        self._lock = threading.Lock()
+        self._tracked: dict[str, _Tracked] = {}
+
+    def allow(self) -> None:
+        """From now on."""
+        self._on = True
+
+    def tracks(self, session: str) -> bool:
+        with self._lock:
+            return session in self._tracked
+
+    def begin(self, session: SessionRecord, images: Path) -> Delta:
+        """The caller holds the session's lock, and calls `keep` or `give_up` in the end."""
+        with self._lock:
+            tracked = self._tracked.pop(session.id, None)
+        init = Process(session.init_pid, session.init_start)
+        if tracked is not None and tracked.init != init:
+            tracked.close()
+            tracked = None
+        if not self._on:
+            return Delta(self, session.id, None, False)
+        big = self._big(init)
+        if tracked is None and big:
+            tracked = self._track(session.id, init)
+        if tracked is None:
+            return Delta(self, session.id, None, False)
+        try:
+            for process in set(tracked.watched) - big:
+                tracked.watched.pop(process).watch.close()
+            written = self._link(tracked, images)
+            for process in big - set(tracked.watched):
+                with contextlib.suppress(KernelError, ProcessLookupError):
+                    tracked.watched[process] = _Watched(Watch(process.pid), _number(process.pid))
+        except BaseException:
+            tracked.close()
+            raise
+        return Delta(self, session.id, tracked, written)
+
+    def _big(self, init: Process) -> set[Process]:
+        found = set()
+        for pid in processes.namespace_pids(init.pid):
+            with contextlib.suppress(OSError, WaypointError):
+                if usage.anonymous_bytes(pid) >= self._least:
+                    found.add(processes.identify(pid))
+        return found
+
+    def _track(self, session: str, init: Process) -> _Tracked | None:
+        """None when another process tracks this session."""
+        lock = locks.open_lock(self._paths.session(session) / "tracked.lock")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return None
+        return _Tracked(init, lock)
+
+    def _link(self, tracked: _Tracked, images: Path) -> bool:
+        """False when there is nothing to build on: the image is gone, or has too many parents."""
+        if not tracked.watched or not tracked.image:
+            return False
+        source = self._paths.image(tracked.image)
+        if pagemaps.depth(source) >= MOST_PARENTS:
+            return False
+        try:
+            pagemaps.link_parent(images / _COMING, source, [one.number for one in tracked.watched.values()])
+        except FileNotFoundError:
+            shutil.rmtree(images / _COMING, ignore_errors=True)
+            return False
+        return True
+
+    def keep(self, session: str, tracked: _Tracked) -> None:
+        with self._lock:
+            gone = [self._tracked.pop(session, None)]
+            self._tracked[session] = tracked
+            while len(self._tracked) > _MOST_SESSIONS:
+                gone.append(self._tracked.pop(next(iter(self._tracked))))
+        for one in gone:
+            if one is not None:
+                one.close()
+
+    def drop(self, session: str) -> None:
+        """The session is ended, or its next snapshot shall be a whole one."""
+        with self._lock:
+            found = self._tracked.pop(session, None)
+        if found is not None:
+            found.close()
+
+    def close(self) -> None:
+        with self._lock:
+            found = list(self._tracked.values())
+            self._tracked.clear()
+        for one in found:
+            one.close()
+
+
+def _number(pid: int) -> int:
+    with open(f"/proc/{pid}/status") as lines:
+        return next(int(line.split()[-1]) for line in lines if line.startswith("NSpid:"))
+
+
+@contextlib.contextmanager
+def _unless_ended(pid: int) -> Iterator[None]:
+    """A process that has ended and waits for its parent has no memory to look at."""
+    try:
+        yield
+    except OSError:
+        with open(f"/proc/{pid}/stat") as stat:
+            if stat.read().rpartition(")")[2].split()[0] not in "ZX":
+                raise

@@ -1,0 +1,176 @@
+"""Which pages of a process were written since a moment: the kernel write-protects them and forgets that at the first write.
+
+This is userfaultfd's asynchronous write-protection, with PAGEMAP_SCAN to ask for it: no handler, no message, and nothing that the
+process could notice but a minor fault at its first write to a page. The descriptor has to be made by the process itself, which is
+made to (inject.py), and is then ours: when we end, however we end, the kernel forgets all of it. A page that was mapped anew, moved,
+copied by a fork or changed in any other way counts as written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import struct
+from collections.abc import Iterable, Iterator
+
+from waypoint.errors import HostUnsupported, KernelError
+from waypoint.kernel.inject import Injection
+from waypoint.kernel.syscalls import pidfd_getfd
+
+__all__ = ["PAGE", "Range", "Watch", "clean_elsewhere", "overlap", "united", "without"]
+
+Range = tuple[int, int]
+"""Addresses, from and up to."""
+
+PAGE = 4096
+_LEAST = 1 << 18
+"""Smaller mappings are saved whole: they are not worth a call each."""
+_USERFAULTFD, _CLOSE = 323, 3
+_USER_MODE_ONLY = 1
+_API, _REGISTER = 0xC018AA3F, 0xC020AA00
+_API_VERSION, _WP_ASYNC, _MODE_WP = 0xAA, 1 << 15, 1 << 1
+_SCAN = 0xC0606610
+_SCAN_WP, _SCAN_CHECK = 1, 2
+_WRITTEN, _FILE, _PRESENT, _SWAPPED, _ZERO = 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5
+_REGIONS = 1024
+_TOP = (1 << 47) - PAGE
+_REGION = struct.Struct("=QQQ")
+
+
+class Watch:
+    """Over one process. `areas` are the mappings that are tracked; what is clean elsewhere is not our doing."""
+
+    def __init__(self, pid: int) -> None:
+        """KernelError where it cannot be had: the process is traced by another, has no descriptor left, or is not x86-64's."""
+        self.areas: list[Range] = []
+        try:
+            with Injection(pid) as process:
+                there = process.call(_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
+                try:
+                    self._fd = pidfd_getfd(pid, there)
+                finally:
+                    process.call(_CLOSE, there)
+            try:
+                fcntl.ioctl(self._fd, _API, struct.pack("=QQQ", _API_VERSION, _WP_ASYNC, 0))
+            except OSError:
+                os.close(self._fd)
+                raise
+        except (OSError, HostUnsupported) as error:
+            raise KernelError(f"the memory of process {pid} cannot be tracked: {error}") from error
+
+    def arm(self, pid: int) -> None:
+        """From now on a page is clean until it is written to. Nothing of the process may run meanwhile."""
+        self.areas = []
+        with _pagemap(pid) as pagemap:
+            for start, end in _anonymous(pid):
+                request = struct.pack("=QQQQ", start, end - start, _MODE_WP, 0)
+                with contextlib.suppress(OSError):  # of a kind that cannot be tracked: all of it stays written
+                    fcntl.ioctl(self._fd, _REGISTER, request)
+                    _protect(pagemap, start, end)
+                    self.areas.append((start, end))
+
+    def clean_pages(self, pid: int) -> list[Range]:
+        """What CRIU does not see of the tracked mappings with `written.c` loaded, of all that it would have saved."""
+        with _pagemap(pid) as pagemap:
+            return united(page for start, end in self.areas for page in _clean(pagemap, start, end, _ZERO | _WRITTEN))
+
+    def close(self) -> None:
+        """All pages count as written from here on."""
+        os.close(self._fd)
+
+
+def clean_elsewhere(pid: int, areas: list[Range]) -> list[Range]:
+    """Pages outside of `areas` that somebody else write-protected: those would be missing in a dump."""
+    with _pagemap(pid) as pagemap:
+        gaps = without([(0, _TOP)], united(areas))
+        return [page for start, end in gaps for page in _clean(pagemap, start, end, _ZERO | _FILE | _WRITTEN)]
+
+
+def _clean(pagemap: int, at: int, end: int, unwanted: int) -> Iterator[Range]:
+    vector = ctypes.create_string_buffer(_REGIONS * _REGION.size)
+    while at < end:
+        request = _scan(at, end, 0, unwanted, unwanted, _PRESENT | _SWAPPED, _PRESENT, ctypes.addressof(vector), _REGIONS)
+        count = fcntl.ioctl(pagemap, _SCAN, request)
+        for start, stop, _ in _REGION.iter_unpack(memoryview(vector)[: count * _REGION.size]):
+            yield start, stop
+        (at,) = struct.unpack_from("=Q", request, 32)
+
+
+def _protect(pagemap: int, start: int, end: int) -> None:
+    """A place for the answer is given although nobody reads it: without one the kernel protects what is not populated, too, and
+    tells of it later as if it were in swap."""
+    vector = ctypes.create_string_buffer(_REGIONS * _REGION.size)
+    place = ctypes.addressof(vector)
+    while start < end:
+        request = _scan(start, end, _SCAN_WP | _SCAN_CHECK, 0, _WRITTEN, _PRESENT | _SWAPPED, _PRESENT, place, _REGIONS)
+        fcntl.ioctl(pagemap, _SCAN, request)
+        (walked,) = struct.unpack_from("=Q", request, 32)
+        if walked <= start:
+            raise KernelError("the kernel does not get on with write-protecting a mapping")
+        start = walked
+
+
+def _scan(
+    start: int, end: int, flags: int, inverted: int, mask: int, any_of: int, told: int, vector: int, length: int
+) -> bytearray:
+    return bytearray(struct.pack("=12Q", 96, flags, start, end, 0, vector, length, 0, inverted, mask, any_of, told))
+
+
+@contextlib.contextmanager
+def _pagemap(pid: int) -> Iterator[int]:
+    fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _anonymous(pid: int) -> Iterator[Range]:
+    """Mappings of private memory without a file that are worth it."""
+    with open(f"/proc/{pid}/maps") as lines:
+        for line in lines:
+            place, mode, _, _, inode, *name = line.split(maxsplit=5)
+            if mode[3] != "p" or inode != "0" or (name and not name[0].startswith(("[heap]", "[anon:"))):
+                continue
+            start, end = (int(word, 16) for word in place.split("-"))
+            if end - start >= _LEAST:
+                yield start, end
+
+
+# -- sets of addresses --------------------------------------------------------------------------------------------------
+
+
+def united(ranges: Iterable[Range]) -> list[Range]:
+    """Sorted, with what touches or overlaps made one."""
+    found: list[Range] = []
+    for start, end in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
+def without(ranges: list[Range], others: list[Range]) -> list[Range]:
+    """What of `ranges` is not in `others`; both united."""
+    found: list[Range] = []
+    at = 0
+    for start, end in ranges:
+        while at < len(others) and others[at][1] <= start:
+            at += 1
+        here = at
+        while start < end and here < len(others) and others[here][0] < end:
+            if start < others[here][0]:
+                found.append((start, others[here][0]))
+            start = max(start, others[here][1])
+            here += 1
+        if start < end:
+            found.append((start, end))
+    return found
+
+
+def overlap(ranges: list[Range], others: list[Range]) -> list[Range]:
+    """What is in both; both united."""
+    return without(ranges, without(ranges, others))
