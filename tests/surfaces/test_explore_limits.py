@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from statefork.environment import Environment
-from statefork.errors import StoreError
+from statefork.errors import CriuError, SessionDead, StoreError
 from statefork.explore import (
     Action,
     Budget,
@@ -91,6 +91,47 @@ def test_forks_are_a_budget(env: Environment, tmp_path: Path) -> None:
     _, events = read_trace(trace)
     assert outcome.nodes == 1 + 3, "one fork, and then two restores"
     assert events[-1]["forks"] == 3
+
+
+def test_a_state_that_does_not_come_back_is_lost_and_told(
+    env: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two states that the search wants back do not come; it goes on from the others."""
+    trace = tmp_path / "trace.jsonl"
+    restore, made, refused = Environment.restore, list[str | None](), set[str]()
+
+    def fails_twice(self: Environment, snapshot: str) -> object:
+        if snapshot in refused or (len(refused) < 2 and snapshot in made):
+            refused.add(snapshot)
+            raise CriuError(f"cannot bring {snapshot} back")
+        return restore(self, snapshot)
+
+    monkeypatch.setattr(Environment, "restore", fails_twice)
+    judge = ByCallable(lambda live: {0: 0.0, 1: 0.5, 2: 0.4, 11: 0.7, 12: 0.6, 21: 1.0}.get(_n(live), 0.2))
+    outcome = mcts(
+        env, COUNTING, judge, Budget(nodes=60), workers=1, depth=4, trace=trace, on_node=lambda node: made.append(node.snapshot)
+    )  # fmt: skip
+    outcome.environment.destroy()
+    assert outcome.solved and outcome.failures == 2 and len(refused) == 2
+    _, events = read_trace(trace)
+    failed = [event for event in events if event["event"] == "failed"]
+    assert len(failed) == 2 and all("cannot bring" in event["why"] for event in failed)
+    assert events[-1]["failures"] == 2
+
+
+def test_a_backend_that_brings_nothing_back_ends_the_search(
+    env: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+
+    def fails(self: Environment, snapshot: str) -> object:
+        raise SessionDead(f"{snapshot} is dead")
+
+    monkeypatch.setattr(Environment, "restore", fails)
+    with pytest.raises(SessionDead, match="is dead"):
+        mcts(env, COUNTING, ByCallable(lambda live: 0.0), Budget(nodes=60), workers=1, depth=3, trace=trace)
+    _, events = read_trace(trace)
+    assert sum(event["event"] == "failed" for event in events) == 3
 
 
 def test_what_nothing_follows_goes_before_the_frontier(env: Environment, tmp_path: Path) -> None:

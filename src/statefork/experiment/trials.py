@@ -36,12 +36,12 @@ class Settings:
     attempts: int = 20
     """K of Pass@K."""
     seconds: float = 60.0
-    """How long a tree search may take."""
+    """How long a tree search may take; and the right steps, with a restore before each."""
     player: str = "stochastic"
     error_scale: float = 1.0
     """What the tasks' error rates are multiplied by: how hard the stochastic agent finds them."""
-    exploration: float = 0.1
-    widening: float = 0.5
+    exploration: float = 1.4
+    widening: float = 1.5
     lanes: int = 1
     """How many trials run at a time."""
     to_the_end: bool = False
@@ -67,6 +67,8 @@ class Trial:
     """When each attempt ended; straight: what of the score each restore lost."""
     spent_ms: dict[str, float] = field(default_factory=dict)
     """Where the time of a search went: bringing up states, commands, judging, snapshots."""
+    failures: int = 0
+    """How often the backend failed in a search, which went on elsewhere."""
     error: str = ""
 
     @property
@@ -87,9 +89,9 @@ def play(arena: Arena, task: Task, way: Way, seed: int, player: Player, settings
         elif way == "mcts":
             facts = _mcts(arena, task, seed, player, settings, began)
         else:
-            facts = _straight(arena, task)
+            facts = _straight(arena, task, began + settings.seconds)
     except WaypointError as error:
-        facts = {"error": f"{error.code}: {error.message}".replace(str(arena.home), "HOME")[:500]}
+        facts = {"error": _said(arena, error)}
     facts.setdefault("seconds", time.monotonic() - began)
     facts["seconds"] = round(facts["seconds"], 3)
     return Trial(task.name, way, arena.backend, seed, **facts)
@@ -125,13 +127,27 @@ def _attempt(policy: Policy, environment: Environment, most: int) -> None:
 
 
 class _FirstSolved:
+    """Told every node of a search: what is known of it even if it fails."""
+
     def __init__(self, began: float) -> None:
         self._began = began
-        self.seconds: float | None = None
+        self._seconds: float | None = None
+        self._nodes = 0
+        self._best = 0.0
 
     def __call__(self, node: Node) -> None:
-        if node.score >= 1 and self.seconds is None:
-            self.seconds = time.monotonic() - self._began
+        self._nodes += 1
+        self._best = max(self._best, node.score)
+        if node.score >= 1 and self._seconds is None:
+            self._seconds = time.monotonic() - self._began
+
+    def facts(self, searched: float) -> dict[str, Any]:
+        return {
+            "solved": self._seconds is not None,
+            "seconds": searched if self._seconds is None else self._seconds,
+            "tries": self._nodes,
+            "best": self._best,
+        }
 
 
 def _mcts(arena: Arena, task: Task, seed: int, player: Player, settings: Settings, began: float) -> dict[str, Any]:
@@ -139,29 +155,26 @@ def _mcts(arena: Arena, task: Task, seed: int, player: Player, settings: Setting
     first = _FirstSolved(began)
     with player(task, seed, 0) as policy, arena.fresh(task) as environment:
         left = settings.seconds - (time.monotonic() - began)
-        outcome = mcts(
-            environment,
-            policy,
-            TaskScorer(task),
-            Budget(seconds=max(left, 0.1)),
-            exploration=settings.exploration,
-            widening=settings.widening,
-            to_the_end=settings.to_the_end,
-            depth=4 * len(task.steps),
-            workers=1,
-            seed=seed,
-            on_node=first,
-        )
+        try:
+            outcome = mcts(
+                environment,
+                policy,
+                TaskScorer(task),
+                Budget(seconds=max(left, 0.1)),
+                exploration=settings.exploration,
+                widening=settings.widening,
+                to_the_end=settings.to_the_end,
+                depth=4 * len(task.steps),
+                workers=1,
+                seed=seed,
+                on_node=first,
+            )
+        except WaypointError as error:  # it may have been solved before: then only the winner could not be handed over
+            return first.facts(time.monotonic() - began) | {"error": _said(arena, error)}
         searched = time.monotonic() - began
         spent = {name: round(summary.mean_ms * summary.count, 1) for name, summary in _operations(outcome.environment)}
         outcome.environment.destroy()
-    return {
-        "solved": first.seconds is not None,
-        "seconds": searched if first.seconds is None else first.seconds,
-        "tries": outcome.nodes - 1,
-        "best": outcome.best.score,
-        "spent_ms": spent,
-    }
+    return first.facts(searched) | {"spent_ms": spent, "failures": outcome.failures}
 
 
 def _operations(environment: Environment) -> list[tuple[str, Any]]:
@@ -169,13 +182,16 @@ def _operations(environment: Environment) -> list[tuple[str, Any]]:
     return [(name, one) for name, one in environment.stats.operations.items() if name in wanted]
 
 
-def _straight(arena: Arena, task: Task) -> dict[str, Any]:
+def _straight(arena: Arena, task: Task, deadline: float) -> dict[str, Any]:
+    """Its steps have limits of their own, and so has what a backend does; the deadline is looked at between them."""
     scorer, lost, best = TaskScorer(task), [], 0.0
     with arena.fresh(task) as environment:
         for number, step in enumerate(task.steps):
             environment.restore(environment.snapshot())
             if number:
                 lost.append(round(best - scorer.score(environment), 3))
+            if time.monotonic() > deadline:
+                return {"tries": number, "best": best, "marks": lost, "error": "timeout: its time was over"}
             best = _step(environment, action_of(step), scorer)
     return {"solved": best >= 1, "tries": len(task.steps), "best": best, "marks": lost}
 
@@ -184,3 +200,7 @@ def _step(environment: Environment, action: Action, scorer: TaskScorer) -> float
     with contextlib.suppress(ExecTimeout):  # as in a search: an outcome like any other
         environment.exec_command(action.command, timeout=action.timeout)
     return scorer.score(environment)
+
+
+def _said(arena: Arena, error: WaypointError) -> str:
+    return f"{error.code}: {error.message}".replace(str(arena.home), "HOME")[:500]

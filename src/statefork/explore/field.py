@@ -15,17 +15,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from typing import NoReturn
 
 from statefork.environment import Environment
-from statefork.errors import CriuError, ExecTimeout, NotCapturable, NotFound, SessionDead, WaypointError
+from statefork.errors import CriuError, ExecTimeout, KernelError, NotCapturable, NotFound, SessionDead, WaypointError
 from statefork.explore.model import Action, Meter, Node, Scorer, called
 from statefork.explore.proof import output_digest, state_digest
 from statefork.explore.trace import Trace
 from statefork.model import ExecResult
 
-__all__ = ["BudgetSpent", "Field", "ReplayDiffers", "act"]
+__all__ = ["BudgetSpent", "Field", "ReplayDiffers", "StateLost", "act"]
 
 _OUTPUT_TAIL = 2000
+_FAILED = (SessionDead, KernelError)
+"""What a backend says that could not bring a state up: KernelError is CRIU's and the container tools' failure, too."""
+MOST_FAILURES = 3
+"""So many states in a row that cannot be brought up are no bad luck: the search ends with the last one's error."""
 SOLVED = 1.0
 
 
@@ -33,6 +38,12 @@ class ReplayDiffers(WaypointError):
     """The same action did not lead to the same: what it leads to is not the node that it was."""
 
     code = "replay-differs"
+
+
+class StateLost(ReplayDiffers):
+    """The backend failed to bring a state back. The search goes on elsewhere, and says so."""
+
+    code = "state-lost"
 
 
 class BudgetSpent(WaypointError):
@@ -68,6 +79,9 @@ class Field:
         self._spare: list[str] = []
         self._at: dict[str, Node] = {}
         self._stood_ms: dict[str, float] = {}
+        self._failed_in_a_row: dict[str, int] = {}
+        self.failures = 0
+        """How often the backend failed, to bring a state up or to store one."""
         self.nodes: dict[int, Node] = dict(known or {})
         self._numbers = count(max(self.nodes, default=-1) + 1)
         for node in self.nodes.values():
@@ -94,8 +108,7 @@ class Field:
         if found is None:
             if not self.meter.claim_fork() and not last:
                 raise BudgetSpent("all forks of the budget are used")
-            assert self.root.snapshot is not None
-            (found,) = self.environment.fork(1, from_snapshot=self.root.snapshot)
+            found = self._forked()
             with self._lock:
                 self._made.append(found)
                 self._at[found.id] = self.root
@@ -105,6 +118,22 @@ class Field:
             with self._lock:
                 if found in self._made:
                     self._idle.append(found)
+
+    def _forked(self) -> Environment:
+        assert self.root.snapshot is not None
+        for left in reversed(range(MOST_FAILURES)):
+            try:
+                return self.environment.fork(1, from_snapshot=self.root.snapshot)[0]
+            except _FAILED as error:
+                if not left or self.meter.stopped:
+                    raise
+                self._note_failure(self.root, error)
+        raise AssertionError("unreachable")
+
+    def _note_failure(self, node: Node, error: WaypointError) -> None:
+        with self._lock:
+            self.failures += 1
+        self._trace.write("failed", node=node.id, why=error.message)
 
     def adopt(self, worker: Environment) -> Environment:
         """The caller keeps this worker: it is not destroyed with the field."""
@@ -144,14 +173,40 @@ class Field:
         """Bring the worker to a node: by its snapshot, or by replay from above.
 
         A worker that has just made the node is there already, if a snapshot of this backend holds all that is live; else
-        what one can go on from is only what comes back. Raises ReplayDiffers: it cannot be had any more. BudgetSpent.
+        what one can go on from is only what comes back. Raises ReplayDiffers: it cannot be had any more; StateLost, which is one of
+        those: the backend failed; that failure itself after MOST_FAILURES in a row. BudgetSpent.
         """
         began = time.perf_counter()
         if self._at.get(worker.id) is not node or not worker.capabilities.full or worker.state != "live":
             self._at.pop(worker.id, None)
-            self._bring(worker, node, last)
+            try:
+                self._bring(worker, node, last)
+            except ReplayDiffers as error:
+                self._lose(node, error)
+                raise
+            except _FAILED as error:
+                if self.meter.stopped:
+                    raise
+                self._failed_to_stand(worker, node, error)
+            self._failed_in_a_row.pop(worker.id, None)
             self._at[worker.id] = node
         self._stood_ms[worker.id] = (time.perf_counter() - began) * 1000
+
+    def _failed_to_stand(self, worker: Environment, node: Node, error: WaypointError) -> NoReturn:
+        """Raises StateLost; the error itself when there is no sense in going on."""
+        self._note_failure(node, error)
+        if node is not self.root:
+            self._lose(node, error)
+        in_a_row = self._failed_in_a_row[worker.id] = self._failed_in_a_row.get(worker.id, 0) + 1
+        if in_a_row >= MOST_FAILURES:
+            raise error
+        raise StateLost(error.message) from error
+
+    def _lose(self, node: Node, error: WaypointError) -> None:
+        """Nothing can follow it any more; what was made from it before can still be had."""
+        if not node.ended:
+            node.ended = True
+            self._trace.write("lost", node=node.id, why=error.message)
 
     def _bring(self, worker: Environment, node: Node, last: bool) -> None:
         if node.snapshot is not None:
@@ -168,8 +223,7 @@ class Field:
         except (ReplayDiffers, SessionDead) as error:
             if self.meter.stopped:
                 raise
-            node.ended = True
-            self._trace.write("lost", node=node.id, why=error.message)
+            self._lose(node, error)
             raise ReplayDiffers(error.message) from error
 
     def _replay(self, worker: Environment, node: Node, action: Action) -> None:
@@ -211,10 +265,13 @@ class Field:
                 score = called(self._scorer.score, worker)
             with _timed(times, "snapshot_ms"):
                 snapshot = worker.snapshot()
-        except (SessionDead, NotCapturable, CriuError) as problem:
+        except _FAILED as problem:
             if self.meter.stopped:
                 return None
             error = problem.message
+            if not isinstance(problem, (SessionDead, NotCapturable)):  # those two are the step's own doing
+                with self._lock:
+                    self.failures += 1
         with self._lock:
             number = next(self._numbers)
         node = Node(
@@ -232,6 +289,17 @@ class Field:
         self._make_room(node)
         self._on_node(node)
         return node
+
+    def in_order(self) -> list[Node]:
+        """All nodes, each after its parent."""
+        with self._lock:
+            return sorted(self.nodes.values(), key=lambda node: node.id)
+
+    def spend(self, node: Node) -> None:
+        """The policy has nothing more to try there."""
+        if not node.spent:
+            node.spent = True
+            self._trace.write("spent", node=node.id)
 
     def best(self) -> Node:
         """The highest score; of equal ones the one that took fewer steps, then the one that was found first."""

@@ -49,6 +49,8 @@ class Node:
     snapshot: str | None = None
     ended: bool = False
     """Nothing is to be tried from here: it is solved, or it failed."""
+    spent: bool = False
+    """The policy has nothing more to try here."""
     children: list[Node] = field(default_factory=list)
     visits: int = 0
     total: float = 0.0

@@ -31,6 +31,8 @@ class Outcome:
     environment: Environment
     nodes: int
     seconds: float
+    failures: int = 0
+    """How often the backend failed to bring up a state that the search wanted to go on from. Those are lost to it."""
 
     @property
     def solved(self) -> bool:
@@ -134,8 +136,10 @@ class _Run:
         field.close(keep=best)
         meter = field.meter
         facts = {"nodes": len(field.nodes), "forks": meter.forks, "seconds": round(meter.seconds, 3)}
+        if field.failures:
+            facts["failures"] = field.failures
         self.trace.write("end", best=best.id, score=best.score, **facts)
-        return Outcome(best, worker, len(field.nodes), meter.seconds)
+        return Outcome(best, worker, len(field.nodes), meter.seconds, field.failures)
 
     def __enter__(self) -> _Run:
         return self

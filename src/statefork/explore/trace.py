@@ -6,7 +6,9 @@
      "snapshot_ms": ..., "output": "tail of it"}
     {"event": "drop", "node": 3}            its snapshot was dropped for want of room
     {"event": "rebuilt", "node": 3, "snapshot": ...}    by replay, and found equal
-    {"event": "lost", "node": 3, "why": ...}            by replay, and found to differ
+    {"event": "failed", "node": 3, "why": ...}          the backend could not bring it up
+    {"event": "lost", "node": 3, "why": ...}            nothing can follow it: that, or by replay it was found to differ
+    {"event": "spent", "node": 3}           the policy has nothing more to try there
     {"event": "end", "best": 9, "score": 1.0, "nodes": 40, "forks": 52, "seconds": 12.5}
 
 `at_ms` counts from the beginning of the run; a run that goes on with an interrupted one begins with a line `run` of its own,
@@ -111,6 +113,8 @@ def read_trace(path: Path) -> tuple[dict[int, Node], list[dict[str, Any]]]:
                     nodes[event["node"]].snapshot = event["snapshot"]
                 elif event["event"] == "lost":
                     nodes[event["node"]].ended = True
+                elif event["event"] == "spent":
+                    nodes[event["node"]].spent = True
     return nodes, events
 
 

@@ -7,6 +7,7 @@ import random
 import threading
 
 from statefork.environment import Environment
+from statefork.explore.belief import Belief
 from statefork.explore.field import BudgetSpent, Field, ReplayDiffers
 from statefork.explore.model import Action, Node, Policy, called
 
@@ -39,7 +40,6 @@ class Uct:
         self._waiting: dict[int, list[Action]] = {}
         self._given: dict[int, set[Action]] = {}
         """What was proposed at a node, tried or not: another worker must not be given it again."""
-        self._exhausted: set[int] = set()
         self.solved = threading.Event()
         field.frontier = self._alive
         for node in sorted(field.nodes.values(), key=lambda node: node.id):
@@ -95,8 +95,6 @@ class Uct:
         try:
             self._field.stand(worker, node)
         except ReplayDiffers:
-            with self._lock:
-                self._exhausted.add(node.id)
             return None, True
         action = self._next_action(worker, node)
         if action is None:
@@ -124,8 +122,7 @@ class Uct:
                 if fresh:
                     self._waiting.setdefault(node.id, []).extend(fresh[1:])
                     return fresh[0]
-        with self._lock:
-            self._exhausted.add(node.id)
+        self._field.spend(node)
         return None
 
     def _allowed(self, node: Node) -> int:
@@ -134,37 +131,40 @@ class Uct:
 
     def _open(self, node: Node) -> bool:
         """Something can still be tried at the node itself."""
-        return (
-            not node.ended
-            and node.id not in self._exhausted
-            and node.depth < self._depth
-            and len(node.children) + node.busy < self._allowed(node)
-        )
+        busy = node.busy - sum(child.busy for child in node.children)
+        return self._more(node) and len(node.children) + busy < self._allowed(node)
+
+    def _more(self, node: Node) -> bool:
+        """The same, if not now then when it was visited more."""
+        return not (node.ended or node.spent) and node.depth < self._depth
 
     def _alive(self, node: Node) -> bool:
-        """Something can still be tried at it or below it, if not now then when it was visited more."""
-        if node.ended or node.depth > self._depth:
-            return False
-        here = node.id not in self._exhausted and node.depth < self._depth
-        return here or any(self._alive(child) for child in node.children)
+        """Something can still be tried at it or below it."""
+        return self._more(node) or any(self._alive(child) for child in node.children)
 
     def _select(self) -> Node | None:
-        """None when the tree is exhausted."""
-        node = self._field.root
-        while not self._open(node):
-            below = [child for child in node.children if self._alive(child)]
-            if not below:
-                return node if self._alive(node) else None
-            node = max(below, key=lambda child: self._promise(node, child))
-        return node
+        """Down from the root, by what each child's best state promises and by how seldom it was visited. None: nothing is left."""
+        nodes = self._field.in_order()
+        left = [node for node in nodes if self._more(node)]
+        if not left:
+            return None
+        now = any(map(self._open, left))  # else there is nothing but what widening holds back
+        belief = Belief(nodes, self._open if now else self._more, self._depth)
+        following: Node | None = self._field.root
+        while following is not None:
+            node, promises = following, [(0.0, following)]
+            for child in node.children:
+                promises.append((self._hopeful(belief.below(child), node, child.visits, child.busy), child))
+            busy = node.busy - sum(child.busy for child in node.children)
+            here = self._hopeful(belief.here(node), node, len(node.children), busy)
+            best, child = max(promises, key=lambda pair: pair[0])
+            following = child if best > here else None
+        return node if self._more(node) else max(left, key=lambda one: one.score)
 
-    def _promise(self, parent: Node, child: Node) -> float:
-        """UCT; a worker that is below counts as a visit without reward, so that another one looks elsewhere."""
-        visits = child.visits + child.busy
-        if visits == 0:
-            return math.inf
-        explore = self._exploration * math.sqrt(math.log(max(parent.visits + parent.busy, 1) + 1) / visits)
-        return child.total / visits + explore + self._chance.random() * 1e-9
+    def _hopeful(self, promise: float, parent: Node, visits: int, busy: int) -> float:
+        """UCT, in proportion to the promise; a worker that is there counts as a try that failed, so that another one looks elsewhere."""
+        seldom = math.sqrt(math.log(parent.visits + parent.busy + 1) / (visits + busy + 1))
+        return promise / (busy + 1) * (1 + self._exploration * seldom) * (1 + self._chance.random() * 1e-9)
 
     def _mark(self, node: Node, by: int) -> None:
         for one in (self._field.root, *node.path()):
