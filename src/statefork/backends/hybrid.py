@@ -50,6 +50,8 @@ __all__ = ["BACKEND", "HybridDriver"]
 INSTALL = "apt-get install podman runc iproute2, and `waypoint setup` for CRIU"
 RUN_TIMEOUT = 30.0
 """How long a snapshot waits for programs of `run` to end."""
+CRIU_TIMEOUT = 120.0
+"""CRIU waits for ever for some processes, such as one that was stopped: then the snapshot fails, and so does a restore."""
 
 _BROUGHT_BACK = (Capability.FILES, Capability.PROCESSES, Capability.MEMORY)
 
@@ -94,7 +96,7 @@ class HybridLive(ContainerLive):
                 lost = connections.outside[0] if connections.outside else "a tcp connection inside it"
                 raise NotCapturable(f"{what}: it has {lost}, which only a container made by `hybrid_build` can keep")
             options = ["--leave-running", "--compress=none", f"--export={archive}"]
-            done = self._tool.call("container", "checkpoint", *options, self._container)
+            done = self._tool.call("container", "checkpoint", *options, self._container, timeout=CRIU_TIMEOUT)
         if done.exit_code != 0:
             archive.unlink(missing_ok=True)
             raise self._refused(what, done.stderr.decode(errors="replace"))
@@ -222,7 +224,7 @@ class HybridDriver(ContainerDriver):
         _note(place, container)
         what = f"restoring {checkpoint.archive}"
         options = ["--ignore-static-ip", "--ignore-static-mac", f"--import={checkpoint.archive}", "--name", container]
-        done = tool.call("container", "restore", *options)
+        done = tool.call("container", "restore", *options, timeout=CRIU_TIMEOUT)
         if done.exit_code != 0:
             said = done.stderr.decode(errors="replace")
             quoted = quoted_log(said)
