@@ -133,6 +133,21 @@ def test_an_interrupted_search_goes_on(env: Environment, tmp_path: Path) -> None
     assert [json.loads(line)["event"] for line in trace.read_text().splitlines()].count("run") == 2
 
 
+def test_a_resumed_search_decides_as_it_would_have(env: Environment, tmp_path: Path) -> None:
+    """What the policy had nothing more to say to is known again, too."""
+    policy = Scripts([f"N=$((N * 2 + {add})); echo $N" for add in (0, 1, 3)])
+    judge = ByCallable(lambda live: int(live.exec_command("echo $N").stdout) % 7 / 10)
+
+    def ways(name: str, *budgets: int) -> list[tuple[int, str]]:
+        for number, nodes in enumerate(budgets):
+            mcts(env, policy, judge, Budget(nodes=nodes), workers=1, trace=tmp_path / name, resume=number > 0).environment.destroy()
+        found, events = read_trace(tmp_path / name)
+        assert any(event["event"] == "spent" for event in events)
+        return [(node.parent.id, node.action.command) for node in found.values() if node.parent and node.action]
+
+    assert ways("once", 14) == ways("twice", 8, 14)
+
+
 def test_a_replay_that_prints_something_else_is_given_up(env: Environment, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     policy = Scripts(["echo $RANDOM$RANDOM; N=1", "N=6"], once=False)

@@ -17,7 +17,14 @@ def as_markdown(results: Results, pictures: Sequence[str] = ()) -> str:
     found = curves(results.trials)
     title = f"### Error rates of the tasks x {results.settings.error_scale:g}\n"
     limit = results.settings.seconds
-    parts = [title, _about(results, found), *_picture(pictures), _shares(found), _against(found, limit), _passes(found)]
+    parts = [
+        title,
+        _about(results, found),
+        *_picture(pictures),
+        _shares(found, limit),
+        _against(found, limit),
+        _passes(found),
+    ]
     parts += [_losses(results), _costs(found), _by_task(found), _failures(results)]
     return "\n".join(part for part in parts if part)
 
@@ -25,9 +32,8 @@ def as_markdown(results: Results, pictures: Sequence[str] = ()) -> str:
 def as_text(results: Results) -> str:
     """For a terminal: the tables without their pipes' markup is Markdown that reads well enough."""
     found = curves(results.trials)
-    return "\n".join(
-        part for part in (_shares(found), _against(found, results.settings.seconds), _losses(results)) if part
-    )
+    limit = results.settings.seconds
+    return "\n".join(part for part in (_shares(found, limit), _against(found, limit), _losses(results)) if part)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -72,13 +78,14 @@ def _picture(pictures: Sequence[str]) -> list[str]:
     return [f"![share of tasks solved against wall time]({one})\n" for one in pictures if one.endswith(".svg")]
 
 
-def _shares(found: Sequence[Curve]) -> str:
+def _shares(found: Sequence[Curve], limit: float) -> str:
+    """`limit`: when a search ends."""
     if not found:
         return ""
-    ends = [2, 5, 10, 20, 30, 60]
+    ends = sorted({*(end for end in (5, 10, 20, 30) if end < limit), limit})
     head = [
         "",
-        *(f"solved in {end} s" for end in ends),
+        *(f"solved in {end:g} s" for end in ends),
         "at the end",
         "median time of the solved",
         "attempts or nodes, mean",
@@ -129,13 +136,15 @@ def _passes(found: Sequence[Curve]) -> str:
     if scratch is None:
         return ""
     most = max(trial.tries for trial in scratch.trials)
-    rows = [
-        [f"Pass@{k}", _percent(share), f"{seconds:.1f} s"]
-        for k in _KS
-        if k <= most
-        for share, seconds in [pass_at(scratch, k)]
-    ]
-    return _table(["from scratch", "solved", "wall time, mean"], rows)
+    searches = [(one, alike([scratch, one])) for one in found if one.way == "mcts"]
+    searches = [(one, shared) for one, shared in searches if shared]
+    rows = []
+    for k in (k for k in _KS if k <= most):
+        share, seconds = pass_at(scratch, k)
+        reached = [_seconds(mine.reaches(pass_at(base, k)[0])) for _, (base, mine) in searches]
+        rows.append([f"Pass@{k}", _percent(share), f"{seconds:.1f} s", *reached])
+    head = ["from scratch", "solved", "wall time, mean", *(f"{one.name} has as many after" for one, _ in searches)]
+    return _table(head, rows)
 
 
 def _losses(results: Results) -> str:
@@ -191,8 +200,20 @@ def _failures(results: Results) -> str:
     lines = [
         f"- {trial.task}, {trial.way} on {trial.backend}, seed {trial.seed}: {' '.join(trial.error.split())[:200]}"
         for trial in results.trials
-        if trial.error
+        if trial.error and not trial.solved
     ]
-    if not lines:
-        return ""
-    return "Trials that ended because the backend failed (they count as unsolved):\n\n" + "\n".join(lines) + "\n"
+    parts = []
+    if lines:
+        parts.append(
+            "Trials that ended because the backend failed (they count as unsolved):\n\n" + "\n".join(lines) + "\n"
+        )
+    for backend in dict.fromkeys(trial.backend for trial in results.trials):
+        hit = [trial for trial in results.trials if trial.backend == backend and trial.failures]
+        if hit:
+            tasks = ", ".join(sorted({trial.task for trial in hit}))
+            count = sum(trial.failures for trial in hit)
+            parts.append(
+                f"On {backend} a state could not be stored or brought back {count} times in {len(hit)} searches ({tasks}); they went on"
+                " without it.\n"
+            )
+    return "\n".join(parts)

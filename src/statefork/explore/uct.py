@@ -34,6 +34,7 @@ class Uct:
         self._exploration = exploration
         self._widening = widening
         self._depth = depth
+        self._seed = chance.random()
         self._chance = chance
         self._to_the_end = to_the_end
         self._lock = threading.Condition()
@@ -150,6 +151,7 @@ class Uct:
             return None
         now = any(map(self._open, left))  # else there is nothing but what widening holds back
         belief = Belief(nodes, self._open if now else self._more, self._depth)
+        self._chance = random.Random(f"{self._seed}:{len(nodes)}")  # after a crash it decides as it would have
         following: Node | None = self._field.root
         while following is not None:
             node, promises = following, [(0.0, following)]
