@@ -23,7 +23,7 @@ from waypoint.errors import DiskFull, NotFound, WaypointError
 from waypoint.guest import frames
 from waypoint.guest.connection import connect
 from waypoint.guest.layer import PRIVATE
-from waypoint.kernel import aliases, cgroups, criu, inspect, obstacles, pagemaps, processes, pulse, socket_names, trees, typed
+from waypoint.kernel import aliases, cgroups, criu, inspect, obstacles, processes, pulse, socket_names, trees, typed
 from waypoint.manifest import describe_session
 from waypoint.model import BaseRecord, Capture, Process, SessionRecord, SnapshotRecord
 from waypoint.reapply import TYPED
@@ -127,6 +127,7 @@ def take(
         faults.point("snapshot-quiesced")
 
         def when_frozen() -> None:
+            delta.look()
             sealing.held = inspect.descriptors(init.pid)
             sealing.io = pulse.io_counts(sealing.held)
             _seal(store, session, sealing, end_session, busy, stack)
@@ -143,7 +144,9 @@ def take(
             faults.point("snapshot-frozen")
 
         def before_release() -> None:
-            delta.save(staging)
+            delta.mark()
+            if ends:
+                delta.complete(staging)
             if sealing.renamed:
                 socket_names.rewrite_names(staging, sealing.renamed)
             if sealing.new_layer is not None and criu.has_remaps(staging):
@@ -168,6 +171,8 @@ def take(
             before_release=before_release,
         )
         faults.point("snapshot-dumped")
+        if not ends:
+            delta.complete(staging)
         if ends:  # CRIU has ended the tree
             store.db.complete_ending(session.id)
         elif draft:
@@ -355,11 +360,6 @@ def _base_files(
     return {path: st for path, st in mapped.items() if not any((root / path.lstrip("/")).exists() for root in own)}
 
 
-def _own_bytes(image: Path) -> int:
-    """Without what it shares with the image that it builds on."""
-    return trees.allocated_bytes(image) - trees.allocated_bytes(image / pagemaps.PARENT)
-
-
 def _record(
     store: Store,
     session: SessionRecord,
@@ -391,7 +391,7 @@ def _record(
         duration_ms=(time.perf_counter() - began) * 1000,
         paused_ms=paused_ms,
         files_bytes=sealing.files_bytes,
-        memory_bytes=_own_bytes(store.paths.image(sealing.snapshot)) if sealing.full else 0,
+        memory_bytes=trees.allocated_bytes(store.paths.image(sealing.snapshot), own=True) if sealing.full else 0,
         capture=Capture(_FULL, tuple(manifest.pop("not_captured", ())))
         if sealing.full
         else Capture(("files",), ("processes, memory and terminal: the session is files-only",)),

@@ -1,7 +1,8 @@
 """Snapshots that save only the memory that was written since the last one; the rest is in that one's image.
 
 For sessions with a lot of memory, in a process that lives longer than one snapshot: it holds what the kernel tracks by, and when it
-ends, however it ends, the next snapshot is a whole one. The first snapshot of an incarnation is whole as well.
+ends, however it ends, the next snapshot is a whole one. The first snapshot of an incarnation is whole as well, but the session does
+not stand still for it: its memory is copied while it runs, and only what was written to meanwhile is saved while it does.
 
 Nothing is left to trust. Only one process may track a session (a lock in its directory). Every page that CRIU left out must have
 been saved before, in the very image that is linked in as its parent, or the snapshot is taken again as a whole.
@@ -10,6 +11,7 @@ been saved before, in the very image that is linked in as its parent, or the sna
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -18,21 +20,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from waypoint.errors import CriuError, KernelError, WaypointError
+from waypoint.errors import CriuError, DiskFull, KernelError, WaypointError
 from waypoint.kernel import pagemaps, processes, usage
-from waypoint.kernel.written import Range, Watch, clean_elsewhere, without
+from waypoint.kernel.written import Range, Watch, can_be_tracked, clean_elsewhere, without
 from waypoint.model import Process, SessionRecord
 from waypoint.store import locks
 from waypoint.store.paths import Paths
 
-__all__ = ["Delta", "DeltaLost", "Deltas"]
+__all__ = ["Delta", "DeltaLost", "Deltas", "Tracking"]
 
-LEAST = 64 << 20
-"""Processes with less memory of their own are saved whole: it takes no longer."""
 MOST_PARENTS = 12
 _MOST_SESSIONS = 8
 _COMING = ".parent"
 """CRIU must not see it before it has dumped: it would do its own kind of tracking."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tracking:
+    """Whose memory is tracked."""
+
+    on: bool = True
+    least: int = 64 << 20
+    """Processes with less memory of their own are saved whole: it takes no longer."""
 
 
 class DeltaLost(CriuError):
@@ -46,6 +55,8 @@ class _Watched:
     """Its pid inside."""
     saved: list[Range] = field(default_factory=list)
     """What of its memory the last image holds, with its parents."""
+    clean: list[Range] = field(default_factory=list)
+    """What of it was not written since, as CRIU began."""
 
 
 @dataclass(slots=True)
@@ -75,19 +86,16 @@ class Delta:
         self.written = written
         """CRIU is to save only what was written since."""
 
-    def save(self, images: Path) -> None:
-        """When CRIU has saved what it saw, and nothing runs yet."""
+    def look(self) -> None:
+        """When everything stands still, and CRIU has not touched anything.
+
+        Not later: CRIU runs code of its own in each thread, for which the kernel writes to the thread's memory (rseq). A page that it
+        found clean and left out may be written to by the time that it is done.
+        """
         if self._tracked is None:
             return
-        if self.written:
-            self._complete(images, self._tracked)
-        for process, one in self._tracked.watched.items():
-            one.saved = pagemaps.saved_pages(images, one.number)
-            one.watch.arm(process.pid)
-
-    def _complete(self, images: Path, tracked: _Tracked) -> None:
+        tracked = self._tracked
         watched = {process.pid: one for process, one in tracked.watched.items()}
-        inherited = False
         for pid in processes.namespace_pids(tracked.init.pid):
             one = watched.get(pid)
             with _unless_ended(pid):
@@ -95,16 +103,35 @@ class Delta:
                     raise DeltaLost(f"somebody else tracks the memory of process {pid}")
                 if one is None:
                     continue
-                clean = one.watch.clean_pages(pid)
-                if without(clean, one.saved):
+                if not can_be_tracked(pid):
+                    raise DeltaLost(f"process {pid} has just reserved more memory than there is")
+                one.clean = one.watch.clean_pages(pid)
+                if without(one.clean, one.saved):
                     raise DeltaLost(f"memory of process {pid} was left out that no earlier image holds")
-                if clean:
-                    pagemaps.inherit(images, one.number, clean)
-                    inherited = True
-        if inherited:
+
+    def mark(self) -> None:
+        """When CRIU has saved what it saw, and nothing runs yet: what is written from now on is what the next one has to save."""
+        if self._tracked is not None:
+            for process, one in self._tracked.watched.items():
+                now = one.watch.clean_pages(process.pid)
+                one.watch.arm(process.pid, but=without(one.clean, now))
+
+    def complete(self, images: Path) -> None:
+        """Say in the image what is in its parent. The session may run again."""
+        if self._tracked is None:
+            return
+        for one in self._tracked.watched.values():
+            one.saved = (
+                pagemaps.inherit(images, one.number, one.clean)
+                if one.clean
+                else pagemaps.saved_pages(images, one.number)
+            )
+        if any(one.clean for one in self._tracked.watched.values()):
             (images / _COMING).rename(images / pagemaps.PARENT)
         else:
-            shutil.rmtree(images / _COMING)
+            shutil.rmtree(images / _COMING, ignore_errors=True)
+        for one in self._tracked.watched.values():
+            one.clean = []
 
     def keep(self, image: str) -> None:
         """The snapshot is made: the next one builds on it."""
@@ -123,16 +150,11 @@ class Delta:
 class Deltas:
     """Those of one engine. Used by any number of threads."""
 
-    def __init__(self, paths: Paths, *, on: bool, least: int = LEAST) -> None:
+    def __init__(self, paths: Paths, plan: Tracking) -> None:
         self._paths = paths
-        self._on = on
-        self._least = least
+        self._plan = plan
         self._lock = threading.Lock()
         self._tracked: dict[str, _Tracked] = {}
-
-    def allow(self) -> None:
-        """From now on."""
-        self._on = True
 
     def tracks(self, session: str) -> bool:
         with self._lock:
@@ -146,7 +168,7 @@ class Deltas:
         if tracked is not None and tracked.init != init:
             tracked.close()
             tracked = None
-        if not self._on:
+        if not self._plan.on:
             return Delta(self, session.id, None, False)
         big = self._big(init)
         if tracked is None and big:
@@ -156,20 +178,24 @@ class Deltas:
         try:
             for process in set(tracked.watched) - big:
                 tracked.watched.pop(process).watch.close()
-            written = self._link(tracked, images)
+            if not self._link(tracked, images):
+                (images / _COMING).mkdir()
+                _copy(tracked.watched, images / _COMING)
+            fresh = {}
             for process in big - set(tracked.watched):
                 with contextlib.suppress(KernelError, ProcessLookupError):
-                    tracked.watched[process] = _Watched(Watch(process.pid), _number(process.pid))
+                    fresh[process] = tracked.watched[process] = _Watched(Watch(process.pid), _number(process.pid))
+            _copy(fresh, images / _COMING)
         except BaseException:
             tracked.close()
             raise
-        return Delta(self, session.id, tracked, written)
+        return Delta(self, session.id, tracked, bool(tracked.watched))
 
     def _big(self, init: Process) -> set[Process]:
         found = set()
         for pid in processes.namespace_pids(init.pid):
             with contextlib.suppress(OSError, WaypointError):
-                if usage.anonymous_bytes(pid) >= self._least:
+                if usage.anonymous_bytes(pid) >= self._plan.least and can_be_tracked(pid):
                     found.add(processes.identify(pid))
         return found
 
@@ -220,6 +246,21 @@ class Deltas:
             self._tracked.clear()
         for one in found:
             one.close()
+
+
+def _copy(watched: dict[Process, _Watched], place: Path) -> None:
+    """Copy what they have in memory while they run; what is still clean afterwards was copied as it is."""
+    for process, one in watched.items():
+        one.watch.arm(process.pid)
+        one.saved = one.watch.clean_pages(process.pid)
+        try:
+            pagemaps.copy_memory(process.pid, one.number, one.saved, place)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise DiskFull(
+                "the store's disk is full; the session goes on untouched, free some space and try again"
+            ) from error
 
 
 def _number(pid: int) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from waypoint import bringup, faults
 from waypoint.ahead import Stock
 from waypoint.capture import Taken
-from waypoint.deltas import Deltas
+from waypoint.deltas import Deltas, Tracking
 from waypoint.drafts import Drafting, Drafts
 from waypoint.ending import resolve
 from waypoint.errors import (
@@ -61,17 +61,18 @@ class Engine:
         ahead: bool = False,
         twins: Budget | None = None,
         drafts: Drafting | None = None,
-        deltas: bool = False,
+        deltas: Tracking | None = None,
     ) -> None:
         """`ahead`: keep CRIU workers waiting for the next snapshot and restore, for a process that lives longer than one.
 
         `twins`: keep copies of the newest snapshots brought up and held, so that a restore or fork only lets one go on.
         `drafts`: save sessions after each command, so that a snapshot only has to name what is there; needs `ahead`.
-        `deltas`: of sessions with much memory save only what was written since their last snapshot.
+        `deltas`: of processes with much memory save only what was written since their last snapshot, and copy them while they run
+        the first time; on where `ahead` is, unless it says otherwise.
         """
         self.store = Store(home)
         self.boot = processes.boot_id()
-        self.deltas = Deltas(self.store.paths, on=deltas)
+        self.deltas = Deltas(self.store.paths, deltas or Tracking(on=ahead))
         self.stock = Stock(self.store.paths, on=ahead, tracks=self.deltas.tracks)
         self.twins = Twins(self.store, twins or Budget())
         weakref.finalize(self, self.deltas.close)

@@ -26,6 +26,7 @@ from statefork.manifest import Comparison
 from statefork.model import Capabilities
 from statefork.registry import Argument, Backend, Method, directory, number, path, text
 from waypoint.bases import base_from_dockerfile, base_from_rootfs
+from waypoint.deltas import Tracking
 from waypoint.diff import compare
 from waypoint.drafts import Drafting
 from waypoint.engine import Engine
@@ -36,7 +37,7 @@ __all__ = ["BACKEND", "WaypointDriver", "WaypointOptions"]
 
 DEFAULT_STORE = Path("/var/lib/waypoint")
 
-_open: dict[Path, tuple[Engine, int]] = {}
+_open: dict[tuple[Path, bool], tuple[Engine, int]] = {}
 """Engines, and how many drivers use each. An engine has a database connection for each thread, and workers that wait:
 hundreds of environments over one store share one."""
 _opening = threading.Lock()
@@ -61,6 +62,7 @@ class WaypointOptions:
     merge: bool = False
     twins: int = 0
     drafts: bool = False
+    deltas: bool = True
     store: Path | None = None
     """The engine's state directory; by default one inside StateFork's own."""
 
@@ -195,12 +197,13 @@ class WaypointDriver(Driver):
     def leave(self) -> None:
         engines, self._engines = self._engines, {}
         for store, engine in engines.items():
+            key = (store, self.options.deltas)
             with _opening:
-                users = _open[store][1] - 1
+                users = _open[key][1] - 1
                 if users:
-                    _open[store] = (engine, users)
+                    _open[key] = (engine, users)
                     continue
-                del _open[store]
+                del _open[key]
             engine.close()
 
     @classmethod
@@ -232,8 +235,9 @@ class WaypointDriver(Driver):
             with _opening:
                 found = self._engines.get(store)
                 if found is None:
-                    found, users = _open.get(store) or (Engine(store, ahead=True), 0)
-                    _open[store] = (found, users + 1)
+                    deltas = self.options.deltas
+                    found, users = _open.get((store, deltas)) or (Engine(store, ahead=True, deltas=Tracking(on=deltas)), 0)
+                    _open[store, deltas] = (found, users + 1)
                     self._engines[store] = found
         found.twins.allow(Budget(twins=self.options.twins))
         found.drafts.allow(Drafting(on=self.options.drafts))
@@ -334,6 +338,7 @@ _BUILD_ARGUMENTS = (
     Argument("merge", flag, "True: share equal pages with other such environments; the host's KSM must be on"),
     Argument("twins", number, "so many snapshots are kept brought up, for quick restores; each takes its memory. 0: none"),
     Argument("drafts", flag, "True: save after each command, while nobody waits, for quick snapshots"),
+    Argument("deltas", flag, "False: save the memory of big processes whole each time, while they stand still"),
     _STORE,
 )
 _ATTACH_ARGUMENTS = (Argument("session_id", text, "a live session, by id, name or unique prefix"), _STORE)

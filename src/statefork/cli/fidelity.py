@@ -96,8 +96,13 @@ def _backend(name: str, options: tuple[str, ...], home: Path, judge_all: bool) -
         if not separator:
             raise UsageError(f"--option {option!r}: say NAME=VALUE")
         given[key] = value
-    if name == "waypoint" and given.keys() <= {"twins", "drafts"}:  # the engine itself: it can do more than an environment
-        engine = engine_with(home, twins=int(given.get("twins", 0)), drafts=flag(given.get("drafts", False)))
+    if name == "waypoint" and given.keys() <= {"twins", "drafts", "deltas"}:  # the engine itself: it can do more than an environment
+        engine = engine_with(
+            home,
+            twins=int(given.get("twins", 0)),
+            drafts=flag(given.get("drafts", False)),
+            deltas=int(given["deltas"]) if "deltas" in given else None,
+        )
         return Backend(name, opener_of(engine), CAPABILITIES, close=engine.close)
     found = backends().get(name)
     method = found.methods[0].name if found else name

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from collections.abc import Sequence
 
-__all__ = ["open_inside", "pidfd_getfd", "sync_file_system"]
+__all__ = ["open_inside", "pidfd_getfd", "read_memory", "sync_file_system"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _OPENAT2 = 437
@@ -16,6 +17,15 @@ _RESOLVE_NO_XDEV = 0x01
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_IN_ROOT = 0x10
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
+_libc.process_vm_readv.argtypes = [
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+]
 _TRIES = 128
 """EAGAIN: somewhere a directory was renamed while `..` was looked up, and the kernel cannot tell whether it led out."""
 
@@ -48,6 +58,14 @@ def sync_file_system(fd: int) -> None:
     if _libc.syscall(_SYNCFS, fd):
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
+
+
+def read_memory(pid: int, ranges: Sequence[tuple[int, int]], into: bytearray) -> bool:
+    """Memory of another process, one range after the other (1,024 at most); False if part of it could not be had."""
+    size = sum(end - start for start, end in ranges)
+    local = (ctypes.c_size_t * 2)(ctypes.addressof((ctypes.c_char * len(into)).from_buffer(into)), size)
+    remote = (ctypes.c_size_t * (2 * len(ranges)))(*(word for start, end in ranges for word in (start, end - start)))
+    return bool(_libc.process_vm_readv(pid, local, 1, remote, len(ranges), 0) == size)
 
 
 def pidfd_getfd(pid: int, fd: int) -> int:

@@ -215,8 +215,8 @@ def carry_links(source: Path, target: Path, prefix: str) -> None:
             copy_tree(source / inside, target / inside)
 
 
-def allocated_bytes(root: Path) -> int:
-    """What the tree takes on disk, each hard link counted once."""
+def allocated_bytes(root: Path, *, own: bool = False) -> int:
+    """What the tree takes on disk, each hard link counted once; `own`: without the files that have other links."""
     total = 0
     seen: set[int] = set()
     for directory, _, files in os.walk(root):
@@ -225,7 +225,7 @@ def allocated_bytes(root: Path) -> int:
                 st = os.lstat(os.path.join(directory, name))
             except FileNotFoundError:
                 continue  # the child of `discard_tree` is still at it
-            if st.st_nlink == 1 or st.st_ino not in seen:
+            if st.st_nlink == 1 or (not own and st.st_ino not in seen):
                 seen.add(st.st_ino)
                 total += st.st_blocks * 512
     return total

@@ -13,13 +13,13 @@ import ctypes
 import fcntl
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from waypoint.errors import HostUnsupported, KernelError
 from waypoint.kernel.inject import Injection
 from waypoint.kernel.syscalls import pidfd_getfd
 
-__all__ = ["PAGE", "Range", "Watch", "clean_elsewhere", "overlap", "united", "without"]
+__all__ = ["PAGE", "Range", "Watch", "can_be_tracked", "clean_elsewhere", "united", "without"]
 
 Range = tuple[int, int]
 """Addresses, from and up to."""
@@ -60,15 +60,17 @@ class Watch:
         except (OSError, HostUnsupported) as error:
             raise KernelError(f"the memory of process {pid} cannot be tracked: {error}") from error
 
-    def arm(self, pid: int) -> None:
-        """From now on a page is clean until it is written to. Nothing of the process may run meanwhile."""
+    def arm(self, pid: int, *, but: Sequence[Range] = ()) -> None:
+        """From now on a page is clean until it is written to, `but` some, which stay written."""
         self.areas = []
+        left_out = list(but)
         with _pagemap(pid) as pagemap:
             for start, end in _anonymous(pid):
                 request = struct.pack("=QQQQ", start, end - start, _MODE_WP, 0)
                 with contextlib.suppress(OSError):  # of a kind that cannot be tracked: all of it stays written
                     fcntl.ioctl(self._fd, _REGISTER, request)
-                    _protect(pagemap, start, end)
+                    for part in without([(start, end)], left_out):
+                        _protect(pagemap, *part)
                     self.areas.append((start, end))
 
     def clean_pages(self, pid: int) -> list[Range]:
@@ -81,6 +83,18 @@ class Watch:
         os.close(self._fd)
 
 
+def can_be_tracked(pid: int) -> bool:
+    """CRIU maps all private memory of such a process a second time, writable, when it restores it: that must be possible.
+
+    Programs that reserve address space by the terabyte (browsers, sanitizers) cannot be restored so.
+    """
+    with open("/proc/sys/vm/overcommit_memory") as setting:
+        if setting.read().strip() == "2":
+            return False
+    size = sum(end - start for start, end in _private(pid))
+    return size < os.sysconf("SC_PHYS_PAGES") * PAGE // 2
+
+
 def clean_elsewhere(pid: int, areas: list[Range]) -> list[Range]:
     """Pages outside of `areas` that somebody else write-protected: those would be missing in a dump."""
     with _pagemap(pid) as pagemap:
@@ -91,7 +105,9 @@ def clean_elsewhere(pid: int, areas: list[Range]) -> list[Range]:
 def _clean(pagemap: int, at: int, end: int, unwanted: int) -> Iterator[Range]:
     vector = ctypes.create_string_buffer(_REGIONS * _REGION.size)
     while at < end:
-        request = _scan(at, end, 0, unwanted, unwanted, _PRESENT | _SWAPPED, _PRESENT, ctypes.addressof(vector), _REGIONS)
+        request = _scan(
+            at, end, 0, unwanted, unwanted, _PRESENT | _SWAPPED, _PRESENT, ctypes.addressof(vector), _REGIONS
+        )
         count = fcntl.ioctl(pagemap, _SCAN, request)
         for start, stop, _ in _REGION.iter_unpack(memoryview(vector)[: count * _REGION.size]):
             yield start, stop
@@ -125,6 +141,15 @@ def _pagemap(pid: int) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _private(pid: int) -> Iterator[Range]:
+    with open(f"/proc/{pid}/maps") as lines:
+        for line in lines:
+            place, mode, _ = line.split(maxsplit=2)
+            if mode[3] == "p":
+                start, end = (int(word, 16) for word in place.split("-"))
+                yield start, end
 
 
 def _anonymous(pid: int) -> Iterator[Range]:
@@ -169,8 +194,3 @@ def without(ranges: list[Range], others: list[Range]) -> list[Range]:
         if start < end:
             found.append((start, end))
     return found
-
-
-def overlap(ranges: list[Range], others: list[Range]) -> list[Range]:
-    """What is in both; both united."""
-    return without(ranges, without(ranges, others))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from statefork.model import ExecResult
 from statefork.testing.fidelity.subject import Options
+from waypoint.deltas import Tracking
 from waypoint.drafts import Drafting
 from waypoint.engine import Engine
 from waypoint.guest import frames
@@ -93,8 +94,11 @@ def opener(home: Path) -> Callable[[Options], SessionSubject]:
     return opener_of(Engine(home, ahead=True))
 
 
-def engine_with(home: Path, *, twins: int, drafts: bool) -> Engine:
-    return Engine(home, ahead=True, twins=Budget(twins=twins, bytes=2 << 30), drafts=Drafting(on=drafts, slack=0.0))
+def engine_with(home: Path, *, twins: int, drafts: bool, deltas: int | None) -> Engine:
+    """`deltas`: of processes from so many MiB on only what was written is saved; 0: of none; None: of the usual ones."""
+    tracking = None if deltas is None else Tracking(on=deltas > 0, least=deltas << 20)
+    budget = Budget(twins=twins, bytes=2 << 30)
+    return Engine(home, ahead=True, twins=budget, drafts=Drafting(on=drafts, slack=0.0), deltas=tracking)
 
 
 def opener_of(engine: Engine) -> Callable[[Options], SessionSubject]:
