@@ -23,7 +23,21 @@ from waypoint.errors import DiskFull, NotFound, WaypointError
 from waypoint.guest import frames
 from waypoint.guest.connection import connect
 from waypoint.guest.layer import PRIVATE
-from waypoint.kernel import aliases, cgroups, criu, inspect, obstacles, processes, pulse, socket_names, trees, typed
+from waypoint.kernel import (
+    aliases,
+    cgroups,
+    criu,
+    inspect,
+    netlock,
+    obstacles,
+    processes,
+    pulse,
+    socket_names,
+    trees,
+    typed,
+    usage,
+)
+from waypoint.kernel.survey import Survey
 from waypoint.manifest import describe_session
 from waypoint.model import BaseRecord, Capture, Process, SessionRecord, SnapshotRecord
 from waypoint.reapply import TYPED
@@ -35,6 +49,11 @@ __all__ = ["Marks", "NoDraft", "Taken", "take", "take_files"]
 
 COPY_ENTRIES = 3000
 COPY_BYTES = 24 << 20
+"""What is copied ahead of the asking, when nobody waits for it."""
+_COPIED_PER_MS = 5
+_COPIED_BYTES_PER_MS = 512 << 10
+_RESTORE_MS = 45.0
+_RESTORED_BYTES_PER_MS = 1 << 20
 
 _FULL = ("files", "processes", "memory", "terminal", "network", "ipc")
 
@@ -50,6 +69,8 @@ class _Sealing:
     files_bytes: int = 0
     rehome: bool = False
     print: str = ""
+    survey: Survey | None = None
+    """Of a layer that is not copied: what it holds is found out beside all the rest, and written into the row at the end."""
     manifest: dict[str, Any] = field(default_factory=dict)
     record: SnapshotRecord | None = None
     renamed: dict[str, str] = field(default_factory=dict)
@@ -105,8 +126,7 @@ def take(
     staging = store.paths.images / f".{snapshot}"
     upper = store.paths.upper(session.upper or 0)
     busy = shell is None
-    size = trees.measure(upper, most_entries=COPY_ENTRIES, most_bytes=COPY_BYTES)
-    sealing.rehome = not end_session and size.over and not base.flat
+    sealing.rehome = not end_session and not base.flat and _is_big(session, upper, draft)
     if draft and sealing.rehome:
         raise NoDraft(f"session {session.id} has changed too many files to be saved ahead")
     ends = sealing.rehome or end_session
@@ -154,6 +174,7 @@ def take(
             if ends:
                 _room_to_come_back(store, sealing)
                 # sealing and CRIU itself may have made names in the upper; from here on nobody does
+                sealing.survey = Survey(upper, PRIVATE)
                 store.db.add_ending(made(0.0), time.time_ns())
                 faults.point("snapshot-intended")
 
@@ -195,10 +216,40 @@ def take(
         bringup.retire(store, live, wait=True)
         # the overlay's index holds a link to each copied-up file, which would be counted among the file's names
         trees.discard_tree(store.paths.work(session.upper or 0))
+    if end_session:
+        return Taken(_surveyed(store, sealing, record), None, None)
     if not sealing.rehome:
-        marks = Marks(requests, written, sealing.io)
-        return Taken(record, None, None) if end_session else Taken(record, init, marks)
-    return _rehome(store, base, session, record, dumped.paused_ms, stock)
+        return Taken(record, init, Marks(requests, written, sealing.io))
+    try:
+        taken = _rehome(store, base, session, record, dumped.paused_ms, stock)
+    except BaseException:
+        _surveyed(store, sealing, record)
+        raise
+    return replace(taken, record=_surveyed(store, sealing, taken.record))
+
+
+def _is_big(session: SessionRecord, upper: Path, draft: bool) -> bool:
+    """Copying what the session has changed would take longer than to end it and bring it back over that.
+
+    A session that is brought back loses its connections to the outside: one that has any is copied, whatever it takes.
+    """
+    if draft:
+        return trees.measure(upper, most_entries=COPY_ENTRIES, most_bytes=COPY_BYTES).over
+    rehome_ms = _RESTORE_MS + usage.tree_usage(session.init_pid)[1] / _RESTORED_BYTES_PER_MS
+    most_bytes = int(rehome_ms * _COPIED_BYTES_PER_MS)
+    big = trees.measure(upper, most_entries=int(rehome_ms * _COPIED_PER_MS), most_bytes=most_bytes).over
+    return big and (session.spec.network == "none" or not netlock.has_connections(session.init_pid))
+
+
+def _surveyed(store: Store, sealing: _Sealing, record: SnapshotRecord) -> SnapshotRecord:
+    """The row as it would have been, had there been time."""
+    if sealing.survey is None:
+        return record
+    found = sealing.survey.result()
+    sealing.survey = None
+    manifest = record.manifest | {FILES: found.digest}
+    store.db.update_snapshot(record.id, files_bytes=found.size_bytes, manifest=manifest)
+    return replace(record, files_bytes=found.size_bytes, manifest=manifest)
 
 
 def take_files(
@@ -222,6 +273,8 @@ def take_files(
             sealing.manifest = describe_session(init.pid, session.spec.idmap, shell)
             sealing.manifest.pop("mapped")
             _seal(store, session, sealing, end_session, shell is None, stack)
+            if end_session:
+                sealing.survey = Survey(store.paths.upper(session.upper or 0), PRIVATE)
             frozen_ns = time.time_ns()
             faults.point("files-frozen")
             paused_ms = (time.perf_counter() - stopped) * 1000
@@ -234,6 +287,8 @@ def take_files(
             else:
                 store.db.add_snapshot(record, {"snapshot": snapshot})
     except BaseException:
+        if sealing.survey is not None:
+            sealing.survey.cancel()
         if sealing.new_layer is not None:
             store.discard_layers([sealing.new_layer])
         if end_session:
@@ -243,11 +298,13 @@ def take_files(
         bringup.retire(store, bringup.Live(init, session.upper or 0, session.layers, session.spec), wait=True)
         store.db.complete_ending(session.id)
     faults.point("files-committed")
-    return Taken(record, None if end_session else init)
+    return Taken(_surveyed(store, sealing, record), None if end_session else init)
 
 
 def _undo(store: Store, sealing: _Sealing, staging: Path) -> None:
     """CRIU has let the tree go on: the session is what it was before, and nothing of the snapshot is left."""
+    if sealing.survey is not None:
+        sealing.survey.cancel()
     shutil.rmtree(staging, ignore_errors=True)
     shutil.rmtree(store.paths.image(sealing.snapshot), ignore_errors=True)
     if sealing.new_layer is not None:
@@ -320,7 +377,6 @@ def _seal(
     if sealing.rehome or end_session:
         _link_names(store, session, upper)
         sealing.layers = (session.upper, *session.layers)
-        sealing.files_bytes = trees.allocated_bytes(upper)
         return
     parent = _parent(store, session)
     if not busy and not inspect.has_shared_mappings(session.init_pid):
@@ -374,7 +430,8 @@ def _record(
     manifest = sealing.manifest
     if sealing.typed:
         manifest[TYPED] = sealing.typed.hex()
-    manifest[FILES] = file_digest(store.paths.upper(sealing.layers[0]))
+    if sealing.survey is None:
+        manifest[FILES] = file_digest(store.paths.upper(sealing.layers[0]))
     if sealing.print:
         manifest["upper_print"] = sealing.print
     return SnapshotRecord(

@@ -16,7 +16,6 @@ import fcntl
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,10 +68,12 @@ class _Tracked:
     """What is clean is in this image, or in its parents."""
     watched: dict[Process, _Watched] = field(default_factory=dict)
 
+    def forget(self, process: Process) -> None:
+        self.watched.pop(process).watch.close()
+
     def close(self) -> None:
-        for one in self.watched.values():
-            one.watch.close()
-        self.watched.clear()
+        for process in list(self.watched):
+            self.forget(process)
         os.close(self.lock)
 
 
@@ -95,19 +96,22 @@ class Delta:
         if self._tracked is None:
             return
         tracked = self._tracked
+        for process in [process for process in tracked.watched if _ended(process.pid)]:
+            tracked.forget(process)
         watched = {process.pid: one for process, one in tracked.watched.items()}
         for pid in processes.namespace_pids(tracked.init.pid):
+            if _ended(pid):
+                continue
             one = watched.get(pid)
-            with _unless_ended(pid):
-                if clean_elsewhere(pid, [] if one is None else one.watch.areas):
-                    raise DeltaLost(f"somebody else tracks the memory of process {pid}")
-                if one is None:
-                    continue
-                if not can_be_tracked(pid):
-                    raise DeltaLost(f"process {pid} has just reserved more memory than there is")
-                one.clean = one.watch.clean_pages(pid)
-                if without(one.clean, one.saved):
-                    raise DeltaLost(f"memory of process {pid} was left out that no earlier image holds")
+            if clean_elsewhere(pid, [] if one is None else one.watch.areas):
+                raise DeltaLost(f"somebody else tracks the memory of process {pid}")
+            if one is None:
+                continue
+            if not can_be_tracked(pid):
+                raise DeltaLost(f"process {pid} has just reserved more memory than there is")
+            one.clean = one.watch.clean_pages(pid)
+            if without(one.clean, one.saved):
+                raise DeltaLost(f"memory of process {pid} was left out that no earlier image holds")
 
     def mark(self) -> None:
         """When CRIU has saved what it saw, and nothing runs yet: what is written from now on is what the next one has to save."""
@@ -177,15 +181,13 @@ class Deltas:
             return Delta(self, session.id, None, False)
         try:
             for process in set(tracked.watched) - big:
-                tracked.watched.pop(process).watch.close()
+                tracked.forget(process)
+            known = set(tracked.watched)
             if not self._link(tracked, images):
                 (images / _COMING).mkdir()
-                _copy(tracked.watched, images / _COMING)
-            fresh = {}
-            for process in big - set(tracked.watched):
-                with contextlib.suppress(KernelError, ProcessLookupError):
-                    fresh[process] = tracked.watched[process] = _Watched(Watch(process.pid), _number(process.pid))
-            _copy(fresh, images / _COMING)
+                known = set()
+            for process in big - known:
+                _copy(tracked, process, images / _COMING)
         except BaseException:
             tracked.close()
             raise
@@ -248,19 +250,28 @@ class Deltas:
             one.close()
 
 
-def _copy(watched: dict[Process, _Watched], place: Path) -> None:
-    """Copy what they have in memory while they run; what is still clean afterwards was copied as it is."""
-    for process, one in watched.items():
+def _copy(tracked: _Tracked, process: Process, place: Path) -> None:
+    """Copy what it has in memory while it runs; what is still clean afterwards was copied as it is. It may end meanwhile."""
+    try:
+        if process not in tracked.watched:
+            number = _number(process.pid)
+            tracked.watched[process] = _Watched(Watch(process.pid), number)
+        one = tracked.watched[process]
         one.watch.arm(process.pid)
         one.saved = one.watch.clean_pages(process.pid)
-        try:
-            pagemaps.copy_memory(process.pid, one.number, one.saved, place)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
+        pagemaps.copy_memory(process.pid, one.number, one.saved, place)
+    except KernelError:  # it cannot be tracked: it is saved whole
+        if process in tracked.watched:
+            tracked.forget(process)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
             raise DiskFull(
                 "the store's disk is full; the session goes on untouched, free some space and try again"
             ) from error
+        if not _ended(process.pid):
+            raise
+        if process in tracked.watched:
+            tracked.forget(process)
 
 
 def _number(pid: int) -> int:
@@ -268,12 +279,10 @@ def _number(pid: int) -> int:
         return next(int(line.split()[-1]) for line in lines if line.startswith("NSpid:"))
 
 
-@contextlib.contextmanager
-def _unless_ended(pid: int) -> Iterator[None]:
-    """A process that has ended and waits for its parent has no memory to look at."""
+def _ended(pid: int) -> bool:
+    """It is gone, or waits for its parent and has no memory any more."""
     try:
-        yield
-    except OSError:
         with open(f"/proc/{pid}/stat") as stat:
-            if stat.read().rpartition(")")[2].split()[0] not in "ZX":
-                raise
+            return stat.read().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

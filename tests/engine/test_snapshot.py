@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from waypoint import capture
 from waypoint.engine import Engine
 from waypoint.errors import Exists, HasChildren, NotFound, UsageError, WrongState
 from waypoint.model import BaseRecord
@@ -261,3 +264,28 @@ def test_files_only_session(engine: Engine, small_base: BaseRecord, sessions: li
     session.pause()
     session.resume()
     assert out(session, "cat /f") == "one\n"
+
+
+def test_many_changed_files_are_described_beside_the_rest(engine: Engine, session: Session) -> None:
+    session.exec("mkdir /many; cd /many; for i in $(seq 1500); do echo $i > $i; done", timeout=60)
+    record = session.snapshot()
+    assert record.layers[0] != session.record.upper
+    assert record.files_bytes >= 1500 * 4096
+    assert engine.store.db.snapshot(record.id).manifest["files"] == record.manifest["files"]
+    (fork,) = engine.fork(record, 1, verify=True)
+    try:
+        assert fork.exec("cat /many/1500; ls /many | wc -l").stdout.split() == [b"1500", b"1500"]
+    finally:
+        fork.remove()
+
+
+def test_a_session_with_connections_to_the_outside_is_never_ended_for_a_snapshot(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upper = Path("/")  # far more than is copied
+    assert capture._is_big(session.record, upper, draft=False)
+    outside = replace(session.record, spec=replace(session.record.spec, network="nat"))
+    assert capture._is_big(outside, upper, draft=False)
+    monkeypatch.setattr(capture.netlock, "has_connections", lambda _: True)
+    assert not capture._is_big(outside, upper, draft=False)
+    assert capture._is_big(session.record, upper, draft=False), "those on its loopback come back"

@@ -69,6 +69,12 @@ def test_copying(ground: Engine, subject: Session, point: str) -> None:
     wreck(ground, subject, f"snapshot-{point}", "session.snapshot()")
 
 
+@pytest.mark.parametrize("point", COPYING)
+def test_tracking(ground: Engine, subject: Session, point: str) -> None:
+    tracked = "from waypoint.deltas import Deltas, Tracking; engine.deltas = Deltas(engine.store.paths, Tracking(least=4096))"
+    wreck(ground, subject, f"snapshot-{point}", f"{tracked}; session.snapshot()")
+
+
 @pytest.mark.parametrize("point", REHOMING)
 def test_rehoming(ground: Engine, subject: Session, point: str) -> None:
     wreck(ground, subject, point, "session.snapshot() # grown")

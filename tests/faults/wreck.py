@@ -77,7 +77,7 @@ def killed(home: Path, session: str, point: str, code: str) -> None:
 
 def grow(session: Session) -> None:
     """Change so many bytes that the next snapshot is sealed by re-homing."""
-    session.exec("head -c 26000000 /dev/zero > /w/big", timeout=30)
+    session.exec("head -c 64000000 /dev/zero > /w/big", timeout=30)
 
 
 def check_state(session: Session, value: str = "one") -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "prefix",
     "program_path",
     "remember_criu",
+    "survey_path",
     "written_path",
 ]
 
@@ -66,6 +67,7 @@ PROGRAMS = (
     Program("launch", _PACKAGE / "kernel" / "native" / "launch.c"),
     Program("init", _PACKAGE / "guest" / "native" / "init.c"),
     Program("written.so", _PACKAGE / "kernel" / "preload" / "written.c", _LIBRARY_FLAGS),
+    Program("survey", _PACKAGE / "kernel" / "walker" / "survey.c"),
 )
 
 
@@ -207,6 +209,11 @@ def init_path() -> Path:
 def written_path() -> Path:
     """What makes CRIU dump only the memory that was written to (deltas.py)."""
     return program_path(PROGRAMS[2])
+
+
+def survey_path() -> Path:
+    """What looks at layers of thousands of files."""
+    return program_path(PROGRAMS[3])
 
 
 def program_path(program: Program) -> Path:
