@@ -116,9 +116,11 @@ class Delta:
     def mark(self) -> None:
         """When CRIU has saved what it saw, and nothing runs yet: what is written from now on is what the next one has to save."""
         if self._tracked is not None:
-            for process, one in self._tracked.watched.items():
+            for process, one in list(self._tracked.watched.items()):
                 now = one.watch.clean_pages(process.pid)
                 one.watch.arm(process.pid, but=without(one.clean, now))
+                if not one.watch.areas and not one.clean:  # it has become another program: that has memory of its own
+                    self._tracked.forget(process)
 
     def complete(self, images: Path) -> None:
         """Say in the image what is in its parent. The session may run again."""
