@@ -138,7 +138,7 @@ def take(
         faults.point("snapshot-staged")
         stack.enter_context(locks.shared_on(ready.gate))
         # it keeps the locks: if we die, CRIU lets the tree go on; until it has, nobody else may touch it
-        delta = deltas.begin(session, staging)
+        delta = deltas.begin(session, staging, lambda: _origin(store, session))
         stack.callback(delta.give_up)
         own_network = session.spec.network != "host"
         dumper = stack.enter_context(ready.dumper(init, own_network=own_network, written=delta.written))
@@ -404,6 +404,11 @@ def _parent(store: Store, session: SessionRecord) -> SnapshotRecord | None:
     with contextlib.suppress(WaypointError):
         return None if session.snapshot is None else store.db.snapshot(session.snapshot)
     return None
+
+
+def _origin(store: Store, session: SessionRecord) -> str | None:
+    parent = _parent(store, session)
+    return None if parent is None or not parent.full else parent.image
 
 
 def _base_files(

@@ -1,8 +1,9 @@
 """Snapshots that save only the memory that was written since the last one; the rest is in that one's image.
 
 For sessions with a lot of memory, in a process that lives longer than one snapshot: it holds what the kernel tracks by, and when it
-ends, however it ends, the next snapshot is a whole one. The first snapshot of an incarnation is whole as well, but the session does
-not stand still for it: its memory is copied while it runs, and only what was written to meanwhile is saved while it does.
+ends, however it ends, the next snapshot begins anew. The first snapshot of a process is whole, but the session does not stand still
+for it: its memory is copied while it runs, and only what was written to meanwhile is saved while it does. Of a process that came
+from an image the memory is compared with that image instead, and what is the same is not stored again.
 
 Nothing is left to trust. Only one process may track a session (a lock in its directory). Every page that CRIU left out must have
 been saved before, in the very image that is linked in as its parent, or the snapshot is taken again as a whole.
@@ -16,6 +17,7 @@ import fcntl
 import os
 import shutil
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +32,7 @@ __all__ = ["Delta", "DeltaLost", "Deltas", "Tracking"]
 
 MOST_PARENTS = 12
 _MOST_SESSIONS = 8
+_MOSTLY = 0.75
 _COMING = ".parent"
 """CRIU must not see it before it has dumped: it would do its own kind of tracking."""
 
@@ -166,8 +169,11 @@ class Deltas:
         with self._lock:
             return session in self._tracked
 
-    def begin(self, session: SessionRecord, images: Path) -> Delta:
-        """The caller holds the session's lock, and calls `keep` or `give_up` in the end."""
+    def begin(self, session: SessionRecord, images: Path, origin: Callable[[], str | None]) -> Delta:
+        """The caller holds the session's lock, and calls `keep` or `give_up` in the end.
+
+        `origin`: the image that the session came from, or was last saved to.
+        """
         with self._lock:
             tracked = self._tracked.pop(session.id, None)
         init = Process(session.init_pid, session.init_start)
@@ -186,8 +192,7 @@ class Deltas:
                 tracked.forget(process)
             known = set(tracked.watched)
             if not self._link(tracked, images):
-                (images / _COMING).mkdir()
-                known = set()
+                known = self._recognized(tracked, big, images, origin())
             for process in big - known:
                 _copy(tracked, process, images / _COMING)
         except BaseException:
@@ -227,6 +232,22 @@ class Deltas:
             return False
         return True
 
+    def _recognized(self, tracked: _Tracked, big: set[Process], images: Path, origin: str | None) -> set[Process]:
+        """Those that have mostly the memory that they have in the image `origin`, which becomes the parent."""
+        place = images / _COMING
+        found = set()
+        with contextlib.suppress(FileNotFoundError):  # it was removed, or is no image of processes
+            if origin is not None and pagemaps.depth(self._paths.image(origin)) < MOST_PARENTS:
+                source = self._paths.image(origin)
+                there = {process: number for process in big if pagemaps.holds(source, number := _number(process.pid))}
+                if there:
+                    pagemaps.link_parent(place, source, sorted(there.values()))
+                    found = {process for process in there if _compare(tracked, process, place)}
+        if not found:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+        return found
+
     def keep(self, session: str, tracked: _Tracked) -> None:
         with self._lock:
             gone = [self._tracked.pop(session, None)]
@@ -253,16 +274,38 @@ class Deltas:
 
 
 def _copy(tracked: _Tracked, process: Process, place: Path) -> None:
-    """Copy what it has in memory while it runs; what is still clean afterwards was copied as it is. It may end meanwhile."""
+    """Copy what it has in memory while it runs; what is still clean afterwards was copied as it is."""
+    with _watched(tracked, process) as one:
+        one.saved = one.watch.clean_pages(process.pid)
+        pagemaps.copy_memory(process.pid, one.number, one.saved, place)
+
+
+def _compare(tracked: _Tracked, process: Process, image: Path) -> bool:
+    """Find out what of its memory the image has; what is still clean afterwards is so. False if that is not most of it."""
+    with _watched(tracked, process) as one:
+        clean = one.watch.clean_pages(process.pid)
+        one.saved = pagemaps.same_pages(process.pid, one.number, clean, image)
+        if _size(one.saved) >= _MOSTLY * _size(clean):
+            one.watch.leave(without(clean, one.saved))
+            return True
+    return False
+
+
+def _size(ranges: list[Range]) -> int:
+    return sum(end - start for start, end in ranges)
+
+
+@contextlib.contextmanager
+def _watched(tracked: _Tracked, process: Process) -> Iterator[_Watched]:
+    """A process whose writes are tracked from here on. It may end meanwhile, or be of a kind that cannot be tracked."""
     try:
         if process not in tracked.watched:
             number = _number(process.pid)
             tracked.watched[process] = _Watched(Watch(process.pid), number)
         one = tracked.watched[process]
         one.watch.arm(process.pid)
-        one.saved = one.watch.clean_pages(process.pid)
-        pagemaps.copy_memory(process.pid, one.number, one.saved, place)
-    except KernelError:  # it cannot be tracked: it is saved whole
+        yield one
+    except KernelError:  # it is saved whole
         if process in tracked.watched:
             tracked.forget(process)
     except OSError as error:

@@ -155,6 +155,7 @@ def test_it_outlives_the_snapshots_that_it_was_built_on(session: Session, tracki
 
 def test_without_the_last_image_the_next_one_is_whole(session: Session, tracking: Engine) -> None:
     tracking.cut_out(session.snapshot())
+    ask(session, "write 1")
     snapshot = session.snapshot()
     assert snapshot.memory_bytes > 24 * MIB
     assert digest_in_fork(session, snapshot) == ask(session, "digest")
@@ -207,18 +208,31 @@ def _numbers(session: Session) -> list[int]:
     return [int.from_bytes(block[page * 4096 : page * 4096 + 4], "little") for page in range(512)]
 
 
-def test_a_restored_session_is_saved_whole_and_tracked_again(session: Session) -> None:
+def test_a_restored_session_stores_only_what_is_not_in_the_image_that_it_came_from(session: Session) -> None:
     first, digest = session.snapshot(), ask(session, "digest")
     ask(session, "write 30")
     session.restore(first.id)
     assert ask(session, "digest") == digest
-    ask(session, "write 3")
+    ask(session, "write 300")
     second, digest = session.snapshot(), ask(session, "digest")
-    assert second.memory_bytes > 24 * MIB
     ask(session, "write 3")
     third, last = session.snapshot(), ask(session, "digest")
+    assert second.memory_bytes < 8 * MIB
     assert third.memory_bytes < 8 * MIB
     assert [digest_in_fork(session, one) for one in (second, third)] == [digest, last]
+
+
+def test_a_restored_session_that_has_changed_most_of_it_is_copied(session: Session) -> None:
+    first = session.snapshot()
+    (fork,) = session.fork(1, from_snapshot=first.id)
+    try:
+        ask(fork, "write 5000")
+        second, digest = fork.snapshot(), ask(fork, "digest")
+        assert second.memory_bytes > 24 * MIB
+        assert digest_in_fork(fork, second) == digest
+    finally:
+        fork.remove()
+    assert digest_in_fork(session, first) == ask(session, "digest")
 
 
 def test_pause_and_resume(session: Session) -> None:
@@ -252,22 +266,27 @@ def test_chains_end(session: Session, tracking: Engine, monkeypatch: pytest.Monk
     assert digest_in_fork(session, snapshot) == ask(session, "digest")
 
 
-def test_what_is_missing_in_the_last_image_makes_a_whole_one(
-    session: Session, tracking: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_in_the_last_image_is_found_out(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     session.snapshot()
-    saved = deltas.pagemaps.inherit
+    saved, same = deltas.pagemaps.inherit, deltas.pagemaps.same_pages
+    compared = []
 
     def forgetful(images: Path, number: int, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
         saved(images, number, ranges)
         return []
 
+    def compare(pid: int, number: int, ranges: list[tuple[int, int]], images: Path) -> list[tuple[int, int]]:
+        compared.append(number)
+        return same(pid, number, ranges, images)
+
     monkeypatch.setattr(deltas.pagemaps, "inherit", forgetful)
+    monkeypatch.setattr(deltas.pagemaps, "same_pages", compare)
     ask(session, "write 1")
     session.snapshot()
+    assert not compared
     ask(session, "write 1")
     snapshot = session.snapshot()
-    assert snapshot.memory_bytes > 24 * MIB
+    assert compared, "it was believed"
     assert digest_in_fork(session, snapshot) == ask(session, "digest")
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from waypoint.kernel.criu_images_pb2 import pagemap_entry, pagemap_head
-from waypoint.kernel.syscalls import read_memory
+from waypoint.kernel.syscalls import read_memory, same_bytes
 from waypoint.kernel.wire_format import messages, write_messages
 from waypoint.kernel.written import PAGE, Range, united, without
 
-__all__ = ["PARENT", "copy_memory", "depth", "inherit", "link_parent", "saved_pages"]
+__all__ = ["PARENT", "copy_memory", "depth", "holds", "inherit", "link_parent", "same_pages", "saved_pages"]
 
 PARENT = "parent"
 _IN_PARENT, _PRESENT = 1, 4
@@ -28,6 +30,9 @@ _OWN_PAGES = 1 << 20
 """CRIU numbers its own files from 1."""
 _CHUNK = 1 << 20
 _BUFFERS = 4
+_MOST_PIECES = 512
+_Segment = tuple[int, int, int, int]
+"""From, to, file, place in it."""
 
 
 def _pagemap(images: Path, number: int) -> Path:
@@ -69,6 +74,7 @@ def link_parent(place: Path, source: Path, numbers: Sequence[int]) -> None:
 def copy_memory(pid: int, number: int, ranges: Sequence[Range], place: Path) -> None:
     """An image of these pages, taken while the process runs: only what was not written to meanwhile may be used of it."""
     pages_id = _OWN_PAGES + number
+    _pagemap(place, number).unlink(missing_ok=True)  # it may be a link of another image's
     head = pagemap_head(pages_id=pages_id).SerializeToString()
     _pagemap(place, number).write_bytes(_MAGIC)
     write_messages(_pagemap(place, number), [head, *(_entry(start, end, _PRESENT) for start, end in ranges)])
@@ -112,9 +118,8 @@ def _read(pid: int, memory: int, ranges: list[Range], buffer: bytearray) -> memo
         return whole[: sum(end - start for start, end in ranges)]
     at = 0
     for start, end in ranges:
-        with contextlib.suppress(
-            OSError
-        ):  # unmapped meanwhile: nobody will ask for it; what may not be read can be, here
+        # where it is unmapped meanwhile nobody will ask for it; what the process itself may not read can be had here
+        with contextlib.suppress(OSError):
             os.preadv(memory, [whole[at : at + end - start]], start)
         at += end - start
     return whole[:at]
@@ -128,6 +133,108 @@ def _write(pages: int, data: memoryview) -> bytearray:
     buffer = data.obj
     assert isinstance(buffer, bytearray)
     return buffer
+
+
+def holds(images: Path, number: int) -> bool:
+    return _pagemap(images, number).exists()
+
+
+def same_pages(pid: int, number: int, ranges: Sequence[Range], images: Path) -> list[Range]:
+    """Which of these pages of a process that runs are as an image, with its parents, has them."""
+    with contextlib.ExitStack() as files, ThreadPoolExecutor(2, thread_name_prefix="same") as pool:
+        saved = _segments(images, number, files)
+        local = threading.local()
+        return united(
+            page for same in pool.map(partial(_same, pid, local), _batches(_pieces(ranges, saved))) for page in same
+        )
+
+
+def _segments(images: Path, number: int, files: contextlib.ExitStack) -> list[_Segment]:
+    """(from, to, file, place in it) of all that an image holds of a process, in order of address."""
+    path = _pagemap(images, number)
+    above = _segments(images / PARENT, number, files) if (images / PARENT).is_dir() else []
+    head = next(messages(path), None)
+    if head is None:
+        return above
+    name = images / f"pages-{pagemap_head.FromString(head).pages_id}.img"
+    file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+    files.callback(os.close, file)
+    found: list[_Segment] = []
+    inherited: list[Range] = []
+    at = 0
+    for start, end, message in _entries(path):
+        if pagemap_entry.FromString(message).flags & _IN_PARENT:
+            inherited.append((start, end))
+        else:
+            found.append((start, end, file, at))
+            at += end - start
+    found += _pieces(inherited, above)
+    found.sort()
+    return found
+
+
+def _pieces(ranges: Sequence[Range], saved: Sequence[_Segment]) -> Iterator[_Segment]:
+    """What of `saved` lies in the ranges, by the chunk; both in order."""
+    first = 0
+    for start, end in ranges:
+        while first < len(saved) and saved[first][1] <= start:
+            first += 1
+        here = first
+        while here < len(saved) and saved[here][0] < end:
+            begin, stop, file, at = saved[here]
+            low, high = max(start, begin), min(end, stop)
+            for piece in range(low, high, _CHUNK):
+                yield piece, min(high, piece + _CHUNK), file, at + piece - begin
+            here += 1
+
+
+def _batches(pieces: Iterable[_Segment]) -> Iterator[list[_Segment]]:
+    """As much as is compared at a time."""
+    batch: list[_Segment] = []
+    size = 0
+    for piece in pieces:
+        length = piece[1] - piece[0]
+        if batch and (size + length > _CHUNK or len(batch) == _MOST_PIECES):
+            yield batch
+            batch, size = [], 0
+        batch.append(piece)
+        size += length
+    if batch:
+        yield batch
+
+
+def _same(pid: int, local: threading.local, batch: list[_Segment]) -> list[Range]:
+    if not hasattr(local, "now"):
+        local.now, local.then = bytearray(_CHUNK), bytearray(_CHUNK)
+    if not read_memory(pid, [(start, end) for start, end, _, _ in batch], local.now):
+        return []
+    then = memoryview(local.then)
+    size = 0
+    for start, end, file, at in batch:
+        if os.preadv(file, [then[size : size + end - start]], at) != end - start:
+            return []
+        size += end - start
+    if same_bytes(local.now, local.then, 0, size):
+        return [(start, end) for start, end, _, _ in batch]
+    found: list[Range] = []
+    size = 0
+    for start, end, _, _ in batch:
+        found += [
+            (start + at - size, start + to - size)
+            for at, to in _halves(local.now, local.then, size, size + end - start)
+        ]
+        size += end - start
+    return found
+
+
+def _halves(one: bytearray, other: bytearray, start: int, end: int) -> Iterator[Range]:
+    """Where they are the same, by the page: few pages differ, so most halves are."""
+    if same_bytes(one, other, start, end - start):
+        yield start, end
+    elif end - start > PAGE:
+        middle = (start + end) // 2 & -PAGE
+        yield from _halves(one, other, start, middle)
+        yield from _halves(one, other, middle, end)
 
 
 def depth(images: Path) -> int:

@@ -29,7 +29,7 @@ _LEAST = 1 << 18
 """Smaller mappings are saved whole: they are not worth a call each."""
 _USERFAULTFD, _CLOSE = 323, 3
 _USER_MODE_ONLY = 1
-_API, _REGISTER = 0xC018AA3F, 0xC020AA00
+_API, _REGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0xC018AA06
 _API_VERSION, _WP_ASYNC, _MODE_WP = 0xAA, 1 << 15, 1 << 1
 _SCAN = 0xC0606610
 _SCAN_WP, _SCAN_CHECK = 1, 2
@@ -72,6 +72,12 @@ class Watch:
                     for part in without([(start, end)], left_out):
                         _protect(pagemap, *part)
                     self.areas.append((start, end))
+
+    def leave(self, ranges: Iterable[Range]) -> None:
+        """These count as written, too."""
+        for start, end in ranges:
+            with contextlib.suppress(OSError):  # it was just unmapped
+                fcntl.ioctl(self._fd, _WRITEPROTECT, struct.pack("=QQQ", start, end - start, 0))
 
     def clean_pages(self, pid: int) -> list[Range]:
         """What CRIU does not see of the tracked mappings with `written.c` loaded, of all that it would have saved."""
