@@ -81,6 +81,9 @@ def _one(workload: Workload, runner: _Runner, samples: Samples, i: int, disk: Pa
         samples.add(workload.name, subject.name, what, value, unit)
 
     workload.next_round(env, i)
+    if workload.dirty == "1%":  # since the last snapshot, not since the restore before it
+        env.snapshot()
+        workload.next_round(env, i)
     before = disk_used_bytes(disk)
     taken: list[str] = []
     add("snapshot", timed_ms(lambda: taken.append(env.snapshot())))

@@ -105,6 +105,7 @@ FULL = (
     Workload("512 MiB", "a process that has touched 512 MiB", memory_mib=512, dirty="all", rounds=5),
     Workload("512 MiB, 1% dirty", "the same, 1% changed since the last snapshot", memory_mib=512, dirty="1%", rounds=5),
     Workload("2 GiB", "a process that has touched 2 GiB", memory_mib=2048, dirty="all", rounds=3),
+    Workload("2 GiB, 1% dirty", "the same, 1% changed since the last snapshot", memory_mib=2048, dirty="1%", rounds=3),
     Workload(
         "numpy and pandas", "a warm interpreter with a frame of a million rows",
         program="frames.py", step="echo dirty $i >/run/ask; cat /run/answer", ask=_ASK, packages=("python3-pandas",),
