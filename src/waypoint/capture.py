@@ -113,6 +113,7 @@ def take(
     created: float,
     ready: Ready,
     deltas: Deltas,
+    whole: bool = False,
     end_session: bool = False,
     draft: bool = False,
     stock: Stock | None = None,
@@ -138,7 +139,7 @@ def take(
         faults.point("snapshot-staged")
         stack.enter_context(locks.shared_on(ready.gate))
         # it keeps the locks: if we die, CRIU lets the tree go on; until it has, nobody else may touch it
-        delta = deltas.begin(session, staging, lambda: _origin(store, session))
+        delta = deltas.begin(session, staging, lambda: _origin(store, session), whole=whole)
         stack.callback(delta.give_up)
         own_network = session.spec.network != "host"
         dumper = stack.enter_context(ready.dumper(init, own_network=own_network, written=delta.written))
@@ -205,6 +206,7 @@ def take(
             delta.keep(snapshot)
     except BaseException:
         stack.close()
+        _drop_survey(sealing)
         if not ends or resolve(store, session, session.boot).state == "live":
             _undo(store, sealing, staging)
         raise
@@ -228,6 +230,12 @@ def take(
     return replace(taken, record=_surveyed(store, sealing, taken.record))
 
 
+def _drop_survey(sealing: _Sealing) -> None:
+    if sealing.survey is not None:
+        survey, sealing.survey = sealing.survey, None
+        survey.cancel()
+
+
 def _is_big(session: SessionRecord, upper: Path, draft: bool) -> bool:
     """Copying what the session has changed would take longer than to end it and bring it back over that.
 
@@ -245,8 +253,11 @@ def _surveyed(store: Store, sealing: _Sealing, record: SnapshotRecord) -> Snapsh
     """The row as it would have been, had there been time."""
     if sealing.survey is None:
         return record
-    found = sealing.survey.result()
-    sealing.survey = None
+    survey, sealing.survey = sealing.survey, None
+    try:
+        found = survey.result()
+    except OSError:  # a path that is too long for anybody
+        return record
     manifest = record.manifest | {FILES: found.digest}
     store.db.update_snapshot(record.id, files_bytes=found.size_bytes, manifest=manifest)
     return replace(record, files_bytes=found.size_bytes, manifest=manifest)
@@ -287,8 +298,7 @@ def take_files(
             else:
                 store.db.add_snapshot(record, {"snapshot": snapshot})
     except BaseException:
-        if sealing.survey is not None:
-            sealing.survey.cancel()
+        _drop_survey(sealing)
         if sealing.new_layer is not None:
             store.discard_layers([sealing.new_layer])
         if end_session:
@@ -303,8 +313,6 @@ def take_files(
 
 def _undo(store: Store, sealing: _Sealing, staging: Path) -> None:
     """CRIU has let the tree go on: the session is what it was before, and nothing of the snapshot is left."""
-    if sealing.survey is not None:
-        sealing.survey.cancel()
     shutil.rmtree(staging, ignore_errors=True)
     shutil.rmtree(store.paths.image(sealing.snapshot), ignore_errors=True)
     if sealing.new_layer is not None:

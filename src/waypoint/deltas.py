@@ -23,7 +23,7 @@ from pathlib import Path
 
 from waypoint.errors import CriuError, DiskFull, KernelError, WaypointError
 from waypoint.kernel import pagemaps, processes, usage
-from waypoint.kernel.written import Range, Watch, can_be_tracked, clean_elsewhere, without
+from waypoint.kernel.written import Range, Watch, anonymous, can_be_tracked, clean_elsewhere, united, without
 from waypoint.model import Process, SessionRecord
 from waypoint.store import locks
 from waypoint.store.paths import Paths
@@ -69,6 +69,8 @@ class _Tracked:
     lock: int
     image: str = ""
     """What is clean is in this image, or in its parents."""
+    depth: int = 0
+    """How many of those it has."""
     watched: dict[Process, _Watched] = field(default_factory=dict)
 
     def forget(self, process: Process) -> None:
@@ -96,7 +98,7 @@ class Delta:
         Not later: CRIU runs code of its own in each thread, for which the kernel writes to the thread's memory (rseq). A page that it
         found clean and left out may be written to by the time that it is done.
         """
-        if self._tracked is None:
+        if self._tracked is None or not self.written:
             return
         tracked = self._tracked
         for process in [process for process in tracked.watched if _ended(process.pid)]:
@@ -111,8 +113,10 @@ class Delta:
             if one is None:
                 continue
             if not can_be_tracked(pid):
-                raise DeltaLost(f"process {pid} has just reserved more memory than there is")
+                raise DeltaLost(f"process {pid} has just become one that cannot be tracked")
             one.clean = one.watch.clean_pages(pid)
+            if without(one.clean, united(anonymous(pid))):
+                raise DeltaLost(f"process {pid} has a file where it had memory when that was to be tracked")
             if without(one.clean, one.saved):
                 raise DeltaLost(f"memory of process {pid} was left out that no earlier image holds")
 
@@ -139,6 +143,7 @@ class Delta:
             (images / _COMING).rename(images / pagemaps.PARENT)
         else:
             shutil.rmtree(images / _COMING, ignore_errors=True)
+        self._tracked.depth = pagemaps.depth(images)
         for one in self._tracked.watched.values():
             one.clean = []
 
@@ -164,41 +169,42 @@ class Deltas:
         self._plan = plan
         self._lock = threading.Lock()
         self._tracked: dict[str, _Tracked] = {}
+        self._closed = False
 
     def tracks(self, session: str) -> bool:
         with self._lock:
             return session in self._tracked
 
-    def begin(self, session: SessionRecord, images: Path, origin: Callable[[], str | None]) -> Delta:
+    def begin(
+        self, session: SessionRecord, images: Path, origin: Callable[[], str | None], *, whole: bool = False
+    ) -> Delta:
         """The caller holds the session's lock, and calls `keep` or `give_up` in the end.
 
-        `origin`: the image that the session came from, or was last saved to.
+        `origin`: the image that the session came from, or was last saved to. `whole`: build on nothing, and track nothing.
         """
         with self._lock:
             tracked = self._tracked.pop(session.id, None)
-        init = Process(session.init_pid, session.init_start)
-        if tracked is not None and tracked.init != init:
-            tracked.close()
-            tracked = None
-        if not self._plan.on:
-            return Delta(self, session.id, None, False)
-        big = self._big(init)
-        if tracked is None and big:
-            tracked = self._track(session.id, init)
-        if tracked is None:
-            return Delta(self, session.id, None, False)
         try:
-            for process in set(tracked.watched) - big:
-                tracked.forget(process)
-            known = set(tracked.watched)
-            if not self._link(tracked, images):
-                known = self._recognized(tracked, big, images, origin())
-            for process in big - known:
-                _copy(tracked, process, images / _COMING)
+            init = Process(session.init_pid, session.init_start)
+            if tracked is not None and (tracked.init != init or whole):
+                tracked.close()
+                tracked = None
+            big = self._big(init) if self._plan.on and not whole else set()
+            if tracked is None and big:
+                tracked = self._track(session.id, init)
+            if tracked is not None:
+                for process in set(tracked.watched) - big:
+                    tracked.forget(process)
+                known = set(tracked.watched)
+                if not self._link(tracked, images):
+                    known = self._recognized(tracked, big, images, origin())
+                for process in big - known:
+                    _copy(tracked, process, images / _COMING)
         except BaseException:
-            tracked.close()
+            if tracked is not None:
+                tracked.close()
             raise
-        return Delta(self, session.id, tracked, bool(tracked.watched))
+        return Delta(self, session.id, tracked, tracked is not None and bool(tracked.watched))
 
     def _big(self, init: Process) -> set[Process]:
         found = set()
@@ -219,15 +225,16 @@ class Deltas:
         return _Tracked(init, lock)
 
     def _link(self, tracked: _Tracked, images: Path) -> bool:
-        """False when there is nothing to build on: the image is gone, or has too many parents."""
+        """False when there is nothing to build on: the image is gone or about to go, or has too many parents."""
         if not tracked.watched or not tracked.image:
             return False
         source = self._paths.image(tracked.image)
-        if pagemaps.depth(source) >= MOST_PARENTS:
-            return False
         try:
-            pagemaps.link_parent(images / _COMING, source, [one.number for one in tracked.watched.values()])
-        except FileNotFoundError:
+            with _held(source):
+                if tracked.depth >= MOST_PARENTS or pagemaps.depth(source) != tracked.depth:
+                    return False
+                pagemaps.link_parent(images / _COMING, source, [one.number for one in tracked.watched.values()])
+        except (FileNotFoundError, BlockingIOError):
             shutil.rmtree(images / _COMING, ignore_errors=True)
             return False
         return True
@@ -236,9 +243,10 @@ class Deltas:
         """Those that have mostly the memory that they have in the image `origin`, which becomes the parent."""
         place = images / _COMING
         found = set()
-        with contextlib.suppress(FileNotFoundError):  # it was removed, or is no image of processes
-            if origin is not None and pagemaps.depth(self._paths.image(origin)) < MOST_PARENTS:
-                source = self._paths.image(origin)
+        source = self._paths.image(origin or "none")
+        # it was removed, is just being removed, or is no image of processes
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), _held(source):
+            if pagemaps.depth(source) < MOST_PARENTS:
                 there = {process: number for process in big if pagemaps.holds(source, number := _number(process.pid))}
                 if there:
                     pagemaps.link_parent(place, source, sorted(there.values()))
@@ -251,7 +259,10 @@ class Deltas:
     def keep(self, session: str, tracked: _Tracked) -> None:
         with self._lock:
             gone = [self._tracked.pop(session, None)]
-            self._tracked[session] = tracked
+            if self._closed:
+                gone.append(tracked)
+            else:
+                self._tracked[session] = tracked
             while len(self._tracked) > _MOST_SESSIONS:
                 gone.append(self._tracked.pop(next(iter(self._tracked))))
         for one in gone:
@@ -269,59 +280,75 @@ class Deltas:
         with self._lock:
             found = list(self._tracked.values())
             self._tracked.clear()
+            self._closed = True
         for one in found:
             one.close()
 
 
 def _copy(tracked: _Tracked, process: Process, place: Path) -> None:
     """Copy what it has in memory while it runs; what is still clean afterwards was copied as it is."""
-    with _watched(tracked, process) as one:
-        one.saved = one.watch.clean_pages(process.pid)
-        pagemaps.copy_memory(process.pid, one.number, one.saved, place)
+
+    def copy(one: _Watched) -> bool:
+        clean = one.watch.clean_pages(process.pid)
+        missing = pagemaps.copy_memory(process.pid, one.number, clean, place)
+        one.saved = without(clean, missing)
+        one.watch.leave(missing)
+        return True
+
+    _tracking(tracked, process, copy)
 
 
 def _compare(tracked: _Tracked, process: Process, image: Path) -> bool:
     """Find out what of its memory the image has; what is still clean afterwards is so. False if that is not most of it."""
-    with _watched(tracked, process) as one:
+
+    def compare(one: _Watched) -> bool:
         clean = one.watch.clean_pages(process.pid)
         one.saved = pagemaps.same_pages(process.pid, one.number, clean, image)
-        if _size(one.saved) >= _MOSTLY * _size(clean):
-            one.watch.leave(without(clean, one.saved))
-            return True
-    return False
+        one.watch.leave(without(clean, one.saved))
+        return _size(one.saved) >= _MOSTLY * _size(clean)
+
+    return _tracking(tracked, process, compare)
 
 
 def _size(ranges: list[Range]) -> int:
     return sum(end - start for start, end in ranges)
 
 
-@contextlib.contextmanager
-def _watched(tracked: _Tracked, process: Process) -> Iterator[_Watched]:
-    """A process whose writes are tracked from here on. It may end meanwhile, or be of a kind that cannot be tracked."""
+def _tracking(tracked: _Tracked, process: Process, work: Callable[[_Watched], bool]) -> bool:
+    """With the writes of a process tracked from here on. False: it has ended, or cannot be tracked and is saved whole."""
     try:
         if process not in tracked.watched:
             number = _number(process.pid)
             tracked.watched[process] = _Watched(Watch(process.pid), number)
         one = tracked.watched[process]
         one.watch.arm(process.pid)
-        yield one
-    except KernelError:  # it is saved whole
+        return work(one)
+    except (KernelError, OSError) as error:
+        if isinstance(error, OSError):
+            if error.errno == errno.ENOSPC:
+                full = "the store's disk is full; the session goes on untouched, free some space and try again"
+                raise DiskFull(full) from error
+            if not _ended(process.pid):
+                raise
         if process in tracked.watched:
             tracked.forget(process)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise DiskFull(
-                "the store's disk is full; the session goes on untouched, free some space and try again"
-            ) from error
-        if not _ended(process.pid):
-            raise
-        if process in tracked.watched:
-            tracked.forget(process)
+        return False
 
 
 def _number(pid: int) -> int:
     with open(f"/proc/{pid}/status") as lines:
         return next(int(line.split()[-1]) for line in lines if line.startswith("NSpid:"))
+
+
+@contextlib.contextmanager
+def _held(image: Path) -> Iterator[None]:
+    """Nobody removes it meanwhile. FileNotFoundError: it is gone; BlockingIOError: it is being removed."""
+    fd = os.open(image, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _ended(pid: int) -> bool:

@@ -286,11 +286,11 @@ class Session:
                 self._store, record, snapshot,
                 name=name, shell=shell, began=began, created=created, end_session=end_session,
             )  # fmt: skip
-        def take() -> capture.Taken:
+        def take(*, whole: bool = False) -> capture.Taken:
             return capture.take(
                 self._store, self._store.db.base(record.base), record, snapshot,
                 name=name, shell=shell, began=began, created=created, ready=ready, end_session=end_session,
-                draft=draft, stock=self._engine.stock, deltas=self._engine.deltas,
+                draft=draft, stock=self._engine.stock, deltas=self._engine.deltas, whole=whole,
             )  # fmt: skip
 
         try:
@@ -298,8 +298,8 @@ class Session:
         except NotCapturable:
             if draft or not own_tty.reopen_by_name(record.init_pid):
                 raise
-        except DeltaLost:  # the session is not tracked any more: the next one is whole
-            pass
+        except DeltaLost:
+            return take(whole=True)
         except CriuError as error:
             if _IN_BETWEEN not in error.message:
                 raise

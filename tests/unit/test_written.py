@@ -1,12 +1,16 @@
-"""Sets of addresses, against sets of pages."""
+"""Sets of addresses, against sets of pages; and memory that is copied while it goes away."""
 
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from waypoint.kernel.pagemaps import copy_memory
 from waypoint.kernel.written import PAGE, Range, united, without
 
 ranges = st.lists(
@@ -33,3 +37,34 @@ def test_without(some: list[Range], others: list[Range]) -> None:
     left, right = united(some), united(others)
     assert pages(without(left, right)) == pages(left) - pages(right)
     assert is_united(without(left, right))
+
+
+HOLES = """
+import ctypes, mmap, sys
+size = 3 << 20
+memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, size, 4096):
+    memory[at : at + 8] = at.to_bytes(8, "little")
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+libc = ctypes.CDLL(None)
+for page in (10, 300):
+    libc.munmap(ctypes.c_void_p(start + page * 4096), 4096)
+libc.mprotect(ctypes.c_void_p(start + 20 * 4096), 4096, 0)
+print(start, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_cannot_be_read_is_told_and_all_else_is_copied(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        start = int(child.stdout.readline())
+        missing = copy_memory(child.pid, 7, [(start, start + (3 << 20))], tmp_path)
+        child.communicate("")
+    assert missing == [(start + page * PAGE, start + (page + 1) * PAGE) for page in (10, 300)]
+    (copied,) = tmp_path.glob("pages-*.img")
+    data = copied.read_bytes()
+    for page in set(range(768)) - {10, 300}:
+        assert int.from_bytes(data[page * PAGE : page * PAGE + 8], "little") == page * PAGE

@@ -1,52 +1,86 @@
 """Make another process make a system call, by ptrace: for the few things that can only be done from inside.
 
 The process is stopped for well under a millisecond and does not notice: its registers and its stack are put back, and a system
-call that it was blocked in is restarted by the kernel. Its own seccomp filter is suspended meanwhile. Only for x86-64.
+call that it was blocked in is restarted by the kernel. Its signals wait and its own seccomp filter is suspended meanwhile. Only
+for x86-64.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
 import signal
 import struct
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
+from typing import TypeVar
 
 from waypoint.errors import HostUnsupported, KernelError
 
-__all__ = ["Injection"]
+__all__ = ["Injection", "inside"]
+
+_T = TypeVar("_T")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-_SEIZE, _INTERRUPT, _SINGLESTEP, _DETACH, _GETREGSET, _SETREGSET = 0x4206, 0x4207, 9, 17, 0x4204, 0x4205
+_SEIZE, _INTERRUPT, _CONT, _SINGLESTEP, _DETACH, _GETREGSET, _SETREGSET = 0x4206, 0x4207, 7, 9, 17, 0x4204, 0x4205
+_GETSIGMASK, _SETSIGMASK = 0x420A, 0x420B
+_ALL = b"\xff" * 8
+_PATIENCE = 1.0
 _O_SUSPEND_SECCOMP = 1 << 21
 _PRSTATUS = 1
 _REGISTERS = struct.Struct("=27Q")
-_R10, _R9, _R8, _RAX, _RDX, _RSI, _RDI, _ORIG_RAX, _RIP, _RSP = 7, 8, 9, 10, 12, 13, 14, 15, 16, 19
+_R10, _R9, _R8, _RAX, _RDX, _RSI, _RDI, _ORIG_RAX, _RIP, _CS, _RSP = 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 19
+_64_BIT = 0x33
 _ARGUMENTS = (_RDI, _RSI, _RDX, _R10, _R8, _R9)
 _SYSCALL = b"\x0f\x05"
 _WALL = 0x40000000
 _RED_ZONE = 1024
 
 
+def inside(pid: int, work: Callable[[Injection], _T]) -> _T:
+    """Do some work with a process that is held meanwhile.
+
+    In a thread of its own: a process that does not stop when it is asked to would do so later, and for ever, as long as the thread
+    lives that asked.
+    """
+
+    def held() -> _T:
+        with Injection(pid) as process:
+            return work(process)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="inject") as thread:
+        return thread.submit(held).result()
+
+
 class Injection:
-    """Holds the process while used as a context manager. All calls must come from the thread that entered it."""
+    """Holds the process while used as a context manager, by `inside`. All calls must come from the thread that entered it."""
 
     def __init__(self, pid: int) -> None:
         if platform.machine() != "x86_64":
             raise HostUnsupported(f"system calls cannot be injected on {platform.machine()}", feature="ptrace")
         self._pid = pid
         self._saved = b""
+        self._mask = b""
         self._code = 0
 
     def __enter__(self) -> Injection:
         self._ptrace(_SEIZE, 0, _O_SUSPEND_SECCOMP)
         try:
             self._ptrace(_INTERRUPT)
-            self._wait()
-            self._saved = self._registers()
+            while (number := self._wait()) >= 0:  # a signal came first: it has that
+                self._ptrace(_CONT, 0, number)
+            saved = self._registers()
+            if _REGISTERS.unpack(saved)[_CS] != _64_BIT:
+                raise HostUnsupported(f"process {self._pid} is a 32-bit program", feature="ptrace")
+            self._mask = self._signal_mask()
+            self._block_signals(_ALL)
+            self._saved = saved
             self._code = self._find_code()
         except BaseException:
             self._detach()
@@ -77,7 +111,8 @@ class Injection:
         try:
             self._set(_REGISTERS.pack(*registers))
             self._ptrace(_SINGLESTEP)
-            self._wait()
+            while self._wait() != signal.SIGTRAP:  # a second stop, of a process that was stopped already
+                self._ptrace(_SINGLESTEP)
             result = ctypes.c_long(_REGISTERS.unpack(self._registers())[_RAX]).value
         finally:
             self._set(self._saved)
@@ -98,20 +133,34 @@ class Injection:
                         return start + found
         raise KernelError(f"process {self._pid} has no vdso to call the kernel from")
 
-    def _wait(self) -> None:
-        _, status = os.waitpid(self._pid, _WALL)
+    def _wait(self) -> int:
+        """The signal that it stopped for; -1: because it was asked to."""
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            pid, status = os.waitpid(self._pid, _WALL | os.WNOHANG)
+            if pid:
+                break
+            if time.monotonic() > deadline:
+                raise KernelError(f"process {self._pid} does not stop: it waits for something that cannot be interrupted")
+            time.sleep(0.0001)
         if not os.WIFSTOPPED(status):
             raise ProcessLookupError(self._pid)
-        number = os.WSTOPSIG(status)
-        if number != signal.SIGTRAP and status >> 16 == 0:  # a signal of its own came in between: let it have that later
-            os.kill(self._pid, number)
-            self._ptrace(_SINGLESTEP)
-            self._wait()
+        return -1 if status >> 16 else os.WSTOPSIG(status)
+
+    def _signal_mask(self) -> bytes:
+        mask = ctypes.create_string_buffer(8)
+        self._ptrace(_GETSIGMASK, 8, ctypes.addressof(mask))
+        return mask.raw
+
+    def _block_signals(self, mask: bytes) -> None:
+        self._ptrace(_SETSIGMASK, 8, ctypes.addressof(ctypes.create_string_buffer(mask, 8)))
 
     def _detach(self) -> None:
-        if self._saved:
-            self._set(self._saved)
-        self._ptrace(_DETACH)
+        with contextlib.suppress(ProcessLookupError):  # it has ended, or has not stopped
+            if self._saved:
+                self._set(self._saved)
+                self._block_signals(self._mask)
+            self._ptrace(_DETACH)
 
     def _registers(self) -> bytes:
         buffer = ctypes.create_string_buffer(_REGISTERS.size)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import partial
 
-from waypoint.kernel.inject import Injection
+from waypoint.kernel.inject import Injection, inside
 from waypoint.kernel.processes import namespace_pids
 
 __all__ = ["reopen_by_name"]
@@ -28,11 +29,14 @@ def reopen_by_name(init_pid: int) -> int:
             held = [int(fd) for fd in os.listdir(f"/proc/{pid}/fd") if os.readlink(f"/proc/{pid}/fd/{fd}") == "/dev/tty"]
             name = _terminal(pid)
             if held and name:
-                with Injection(pid) as process:
-                    for fd in held:
-                        _reopen(process, name, fd, _flags(pid, fd))
-                        changed += 1
+                inside(pid, partial(_reopen_all, pid, held, name))
+                changed += len(held)
     return changed
+
+
+def _reopen_all(pid: int, held: list[int], name: str, process: Injection) -> None:
+    for fd in held:
+        _reopen(process, name, fd, _flags(pid, fd))
 
 
 def _reopen(process: Injection, name: str, fd: int, flags: int) -> None:

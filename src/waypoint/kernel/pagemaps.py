@@ -71,8 +71,12 @@ def link_parent(place: Path, source: Path, numbers: Sequence[int]) -> None:
         link_parent(place / PARENT, source / PARENT, above)
 
 
-def copy_memory(pid: int, number: int, ranges: Sequence[Range], place: Path) -> None:
-    """An image of these pages, taken while the process runs: only what was not written to meanwhile may be used of it."""
+def copy_memory(pid: int, number: int, ranges: Sequence[Range], place: Path) -> list[Range]:
+    """An image of these pages, taken while the process runs: only what was not written to meanwhile may be used of it.
+
+    Returns those that could not be read.
+    """
+    missing: list[Range] = []
     pages_id = _OWN_PAGES + number
     _pagemap(place, number).unlink(missing_ok=True)  # it may be a link of another image's
     head = pagemap_head(pages_id=pages_id).SerializeToString()
@@ -85,11 +89,12 @@ def copy_memory(pid: int, number: int, ranges: Sequence[Range], place: Path) -> 
             free = deque(bytearray(_CHUNK) for _ in range(_BUFFERS))
             coming: deque[Future[memoryview]] = deque()
             for chunk in _chunks(ranges):
-                coming.append(pool.submit(_read, pid, memory, chunk, free.popleft()))
+                coming.append(pool.submit(_read, pid, memory, chunk, free.popleft(), missing))
                 if not free:
                     free.append(_write(pages, coming.popleft().result()))
             while coming:
                 _write(pages, coming.popleft().result())
+        return united(missing)
     finally:
         os.close(pages)
         os.close(memory)
@@ -112,15 +117,22 @@ def _chunks(ranges: Sequence[Range]) -> Iterator[list[Range]]:
         yield chunk
 
 
-def _read(pid: int, memory: int, ranges: list[Range], buffer: bytearray) -> memoryview:
+def _read(pid: int, memory: int, ranges: list[Range], buffer: bytearray, missing: list[Range]) -> memoryview:
     whole = memoryview(buffer)
     if read_memory(pid, ranges, buffer):
         return whole[: sum(end - start for start, end in ranges)]
     at = 0
-    for start, end in ranges:
-        # where it is unmapped meanwhile nobody will ask for it; what the process itself may not read can be had here
-        with contextlib.suppress(OSError):
-            os.preadv(memory, [whole[at : at + end - start]], start)
+    for start, end in ranges:  # some of it was unmapped meanwhile, or the process itself may not read it
+        place = start
+        while place < end:
+            here = at + place - start
+            try:
+                got = os.preadv(memory, [whole[here : here + end - place]], place) & -PAGE
+            except OSError:
+                got = 0
+            if not got:
+                missing.append((place, place + PAGE))
+            place += got or PAGE
         at += end - start
     return whole[:at]
 

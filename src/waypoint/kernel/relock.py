@@ -11,9 +11,10 @@ import contextlib
 import fcntl
 import os
 import struct
+from functools import partial
 from pathlib import Path
 
-from waypoint.kernel.inject import Injection
+from waypoint.kernel.inject import Injection, inside
 from waypoint.kernel.processes import namespace_pids
 from waypoint.kernel.wire_format import messages, signed, unpack
 
@@ -36,9 +37,13 @@ def relock(init_pid: int, images: Path) -> None:
         if pid and _maps(pid, fd):
             by_process.setdefault(pid, []).append((fd, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)))
     for pid, locks in by_process.items():
-        with contextlib.suppress(ProcessLookupError), Injection(pid) as process:
-            for fd, lock in locks:
-                process.call(_FCNTL, fd, fcntl.F_SETLK, lock)
+        with contextlib.suppress(ProcessLookupError):
+            inside(pid, partial(_lock, locks))
+
+
+def _lock(locks: list[tuple[int, bytes]], process: Injection) -> None:
+    for fd, lock in locks:
+        process.call(_FCNTL, fd, fcntl.F_SETLK, lock)
 
 
 def _saved_locks(images: Path) -> list[tuple[int, ...]]:

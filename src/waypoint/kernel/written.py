@@ -16,10 +16,10 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 
 from waypoint.errors import HostUnsupported, KernelError
-from waypoint.kernel.inject import Injection
+from waypoint.kernel.inject import Injection, inside
 from waypoint.kernel.syscalls import pidfd_getfd
 
-__all__ = ["PAGE", "Range", "Watch", "can_be_tracked", "clean_elsewhere", "united", "without"]
+__all__ = ["PAGE", "Range", "Watch", "anonymous", "can_be_tracked", "clean_elsewhere", "united", "without"]
 
 Range = tuple[int, int]
 """Addresses, from and up to."""
@@ -29,11 +29,11 @@ _LEAST = 1 << 18
 """Smaller mappings are saved whole: they are not worth a call each."""
 _USERFAULTFD, _CLOSE = 323, 3
 _USER_MODE_ONLY = 1
-_API, _REGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0xC018AA06
+_API, _REGISTER, _UNREGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0x8010AA01, 0xC018AA06
 _API_VERSION, _WP_ASYNC, _MODE_WP = 0xAA, 1 << 15, 1 << 1
 _SCAN = 0xC0606610
 _SCAN_WP, _SCAN_CHECK = 1, 2
-_WRITTEN, _FILE, _PRESENT, _SWAPPED, _ZERO = 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5
+_WRITTEN, _FILE, _PRESENT, _SWAPPED, _ZERO, _GUARD = 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 8
 _REGIONS = 1024
 _TOP = (1 << 47) - PAGE
 _REGION = struct.Struct("=QQQ")
@@ -45,33 +45,25 @@ class Watch:
     def __init__(self, pid: int) -> None:
         """KernelError where it cannot be had: the process is traced by another, has no descriptor left, or is not x86-64's."""
         self.areas: list[Range] = []
-        try:
-            with Injection(pid) as process:
-                there = process.call(_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
-                try:
-                    self._fd = pidfd_getfd(pid, there)
-                finally:
-                    process.call(_CLOSE, there)
-            try:
-                fcntl.ioctl(self._fd, _API, struct.pack("=QQQ", _API_VERSION, _WP_ASYNC, 0))
-            except OSError:
-                os.close(self._fd)
-                raise
-        except (OSError, HostUnsupported) as error:
-            raise KernelError(f"the memory of process {pid} cannot be tracked: {error}") from error
+        if not _interruptible(pid):
+            raise KernelError(f"process {pid} is stopped, or waits for something that cannot be interrupted")
+        self._fd = _make(pid)
 
     def arm(self, pid: int, *, but: Sequence[Range] = ()) -> None:
         """From now on a page is clean until it is written to, `but` some, which stay written."""
         self.areas = []
         left_out = list(but)
         with _pagemap(pid) as pagemap:
-            for start, end in _anonymous(pid):
+            for start, end in anonymous(pid, least=_LEAST):
                 request = struct.pack("=QQQQ", start, end - start, _MODE_WP, 0)
-                with contextlib.suppress(OSError):  # of a kind that cannot be tracked: all of it stays written
+                try:
                     fcntl.ioctl(self._fd, _REGISTER, request)
                     for part in without([(start, end)], left_out):
                         _protect(pagemap, *part)
                     self.areas.append((start, end))
+                except OSError:  # of a kind that cannot be tracked, or just unmapped: all of it stays written
+                    with contextlib.suppress(OSError):
+                        fcntl.ioctl(self._fd, _UNREGISTER, struct.pack("=QQ", start, end - start))
 
     def leave(self, ranges: Iterable[Range]) -> None:
         """These count as written, too."""
@@ -89,16 +81,63 @@ class Watch:
         os.close(self._fd)
 
 
-def can_be_tracked(pid: int) -> bool:
-    """CRIU maps all private memory of such a process a second time, writable, when it restores it: that must be possible.
+def _make(pid: int) -> int:
+    """The descriptor, made there and taken over."""
+    taken: list[int] = []
 
-    Programs that reserve address space by the terabyte (browsers, sanitizers) cannot be restored so.
+    def work(process: Injection) -> None:
+        there = process.call(_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
+        try:
+            taken.append(pidfd_getfd(pid, there))
+        finally:
+            process.call(_CLOSE, there)
+
+    try:
+        inside(pid, work)
+        fcntl.ioctl(taken[0], _API, struct.pack("=QQQ", _API_VERSION, _WP_ASYNC, 0))
+        return taken[0]
+    except (OSError, HostUnsupported) as error:
+        for fd in taken:
+            os.close(fd)
+        raise KernelError(f"the memory of process {pid} cannot be tracked: {error}") from error
+
+
+def _interruptible(pid: int) -> bool:
+    """It runs or sleeps: one that waits for the child of a vfork, or for a disk, would keep us waiting, too."""
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] in "RS"
+
+
+def can_be_tracked(pid: int) -> bool:
+    """Whether what it writes shows, and whether it could be restored from more than one image.
+
+    For that CRIU maps all private memory a second time, writable: not possible for programs that reserve address space by the
+    terabyte (browsers, sanitizers), and all of it would be made real where it is locked. Direct I/O writes past the page tables.
     """
     with open("/proc/sys/vm/overcommit_memory") as setting:
         if setting.read().strip() == "2":
             return False
-    size = sum(end - start for start, end in _private(pid))
-    return size < os.sysconf("SC_PHYS_PAGES") * PAGE // 2
+    with open(f"/proc/{pid}/status") as lines:
+        locked = next((line for line in lines if line.startswith("VmLck:")), "0 0 kB").split()[1] != "0"
+    with open(f"/proc/{pid}/maps") as lines:
+        maps = lines.read()
+    size = sum(end - start for start, end in _private(maps))
+    return (
+        size < os.sysconf("SC_PHYS_PAGES") * PAGE // 2
+        and not locked
+        and "/[aio]" not in maps
+        and not _does_direct_io(pid)
+    )
+
+
+def _does_direct_io(pid: int) -> bool:
+    with os.scandir(f"/proc/{pid}/fdinfo") as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError), open(entry.path, "rb") as info:
+                flags = next((line for line in info if line.startswith(b"flags:")), b"flags: 0")
+                if int(flags.split()[1], 8) & os.O_DIRECT:
+                    return True
+    return False
 
 
 def clean_elsewhere(pid: int, areas: list[Range]) -> list[Range]:
@@ -122,11 +161,14 @@ def _clean(pagemap: int, at: int, end: int, unwanted: int) -> Iterator[Range]:
 
 def _protect(pagemap: int, start: int, end: int) -> None:
     """A place for the answer is given although nobody reads it: without one the kernel protects what is not populated, too, and
-    tells of it later as if it were in swap."""
+    tells of it later as if it were in swap. So it does of guard regions, which are no pages: a kernel that cannot tell them apart
+    (before 6.15) refuses the question, and nothing is tracked there.
+    """
     vector = ctypes.create_string_buffer(_REGIONS * _REGION.size)
     place = ctypes.addressof(vector)
     while start < end:
-        request = _scan(start, end, _SCAN_WP | _SCAN_CHECK, 0, _WRITTEN, _PRESENT | _SWAPPED, _PRESENT, place, _REGIONS)
+        flags, mask = _SCAN_WP | _SCAN_CHECK, _WRITTEN | _GUARD
+        request = _scan(start, end, flags, _GUARD, mask, _PRESENT | _SWAPPED, _PRESENT, place, _REGIONS)
         fcntl.ioctl(pagemap, _SCAN, request)
         (walked,) = struct.unpack_from("=Q", request, 32)
         if walked <= start:
@@ -149,24 +191,23 @@ def _pagemap(pid: int) -> Iterator[int]:
         os.close(fd)
 
 
-def _private(pid: int) -> Iterator[Range]:
-    with open(f"/proc/{pid}/maps") as lines:
-        for line in lines:
-            place, mode, _ = line.split(maxsplit=2)
-            if mode[3] == "p":
-                start, end = (int(word, 16) for word in place.split("-"))
-                yield start, end
+def _private(maps: str) -> Iterator[Range]:
+    for line in maps.splitlines():
+        place, mode, _ = line.split(maxsplit=2)
+        if mode[3] == "p":
+            start, end = (int(word, 16) for word in place.split("-"))
+            yield start, end
 
 
-def _anonymous(pid: int) -> Iterator[Range]:
-    """Mappings of private memory without a file that are worth it."""
+def anonymous(pid: int, *, least: int = 0) -> Iterator[Range]:
+    """Mappings of private memory without a file."""
     with open(f"/proc/{pid}/maps") as lines:
         for line in lines:
             place, mode, _, _, inode, *name = line.split(maxsplit=5)
             if mode[3] != "p" or inode != "0" or (name and not name[0].startswith(("[heap]", "[anon:"))):
                 continue
             start, end = (int(word, 16) for word in place.split("-"))
-            if end - start >= _LEAST:
+            if end - start >= least:
                 yield start, end
 
 

@@ -26,6 +26,7 @@ struct region {
 #define PAGE_IS_WRITTEN (1 << 1)
 #define PAGE_IS_PRESENT (1 << 3)
 #define PAGE_IS_SWAPPED (1 << 4)
+#define PAGE_IS_GUARD (1 << 8)
 #define COARSE 256
 
 static long written_in(int fd, struct scan *asked)
@@ -87,7 +88,8 @@ int ioctl(int fd, unsigned long request, ...)
 	if ((request & 0xffffffffUL) == SCAN && argument) {
 		struct scan *asked = argument;
 
-		if (!asked->flags && asked->vec && !asked->max_pages)
+		/* where guard regions are is another question: those are not pages */
+		if (!asked->flags && asked->vec && !asked->max_pages && !(asked->category_mask & PAGE_IS_GUARD))
 			return written_in(fd, asked);
 	}
 	return syscall(SYS_ioctl, fd, request, argument);
