@@ -126,13 +126,14 @@ def test_results_go_on_after_a_kill_and_keep_to_their_settings(tmp_path: Path) -
         torn.write('{"event": "trial", "task": "t9')
     with Recorder(tmp_path, settings) as recorder:
         assert recorder.known.trials == made()
-        recorder.trial(Trial("t5", "mcts", "slow", 0))
+        recorder.trial(Trial("t5", "mcts", "slow", 0, failures=2))
     known = read_results(tmp_path)
     assert len(known.trials) == len(made()) + 1
     text = as_markdown(known, ["solved.svg"])
     assert "MCTS on fast has solved as many after 8.0 s, 20% of the time, and 90% in the end." in text
     assert "MCTS on slow does not come so far in its 60 s: 33% (Pass@K at that time: 100%)." in text
     assert "| slow | files | 0 of 1 | 0.50 |" in text and "dead: it died" in text and "(solved.svg)" in text
+    assert "On slow a state could not be stored or brought back 2 times in 1 searches (t5)" in text
     with pytest.raises(UsageError, match="choose another --results"):
         Recorder(tmp_path, Settings(think_seconds=9))
     file.write_text("nonsense\n")

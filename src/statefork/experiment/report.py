@@ -15,8 +15,8 @@ _KS = (1, 2, 5, 10, 20, 50)
 def as_markdown(results: Results, pictures: Sequence[str] = ()) -> str:
     """`pictures`: links to them, from the page."""
     found = curves(results.trials)
-    title = f"### Error rates of the tasks x {results.settings.error_scale:g}\n"
     limit = results.settings.seconds
+    title = f"### Error rates of the tasks x {results.settings.error_scale:g}, searches of {limit:g} s\n"
     parts = [
         title,
         _about(results, found),
@@ -82,7 +82,7 @@ def _shares(found: Sequence[Curve], limit: float) -> str:
     """`limit`: when a search ends."""
     if not found:
         return ""
-    ends = sorted({*(end for end in (5, 10, 20, 30) if end < limit), limit})
+    ends = sorted({*(end for end in (5, 10, 20, 30, 60, 90) if end < limit), limit})
     head = [
         "",
         *(f"solved in {end:g} s" for end in ends),
@@ -142,9 +142,9 @@ def _passes(found: Sequence[Curve]) -> str:
     for k in (k for k in _KS if k <= most):
         share, seconds = pass_at(scratch, k)
         reached = [_seconds(mine.reaches(pass_at(base, k)[0])) for _, (base, mine) in searches]
-        rows.append([f"Pass@{k}", _percent(share), f"{seconds:.1f} s", *reached])
-    head = ["from scratch", "solved", "wall time, mean", *(f"{one.name} has as many after" for one, _ in searches)]
-    return _table(head, rows)
+        rows.append([f"Pass@{k}", f"{seconds:.1f} s", _percent(share), _seconds(scratch.reaches(share)), *reached])
+    head = ["attempts", "their wall time, mean", "solved", f"so many were solved after: {scratch.name}"]
+    return _table([*head, *(one.name for one, _ in searches)], rows)
 
 
 def _losses(results: Results) -> str:
@@ -198,14 +198,17 @@ def _by_task(found: Sequence[Curve]) -> str:
 
 def _failures(results: Results) -> str:
     lines = [
-        f"- {trial.task}, {trial.way} on {trial.backend}, seed {trial.seed}: {' '.join(trial.error.split())[:200]}"
+        f"- {trial.task}, {trial.way} on {trial.backend}, seed {trial.seed}{', when it was solved' if trial.solved else ''}: "
+        f"{' '.join(trial.error.split())[:200]}"
         for trial in results.trials
-        if trial.error and not trial.solved
+        if trial.error
     ]
     parts = []
     if lines:
         parts.append(
-            "Trials that ended because the backend failed (they count as unsolved):\n\n" + "\n".join(lines) + "\n"
+            "Trials that ended because the backend failed (they count as unsolved, unless the tests had passed before):\n\n"
+            + "\n".join(lines)
+            + "\n"
         )
     for backend in dict.fromkeys(trial.backend for trial in results.trials):
         hit = [trial for trial in results.trials if trial.backend == backend and trial.failures]
