@@ -12,12 +12,13 @@ import pytest
 
 from statefork.errors import StoreError, UsageError
 from statefork.experiment.agent import StochasticAgent
-from statefork.experiment.arenas import default_arena_home
+from statefork.experiment.arenas import default_arena_home, find_arenas
 from statefork.experiment.curves import curves, losses, pass_at, reach
+from statefork.experiment.players import stochastic_player
 from statefork.experiment.report import as_markdown
 from statefork.experiment.results import Recorder, read_results
 from statefork.experiment.tasks import load_task, load_tasks
-from statefork.experiment.trials import Settings, Trial
+from statefork.experiment.trials import Settings, Trial, play
 from statefork.explore import Node
 
 TASKS = Path(__file__).parents[2] / "experiments/tasks"
@@ -173,6 +174,12 @@ def test_a_small_experiment(tmp_path: Path) -> None:
     assert read_results(tmp_path / "out").trials == known.trials
     (document,) = json.loads(again.stdout)
     assert {(curve["way"], curve["trials"]) for curve in document["curves"]} == {("scratch", 2), ("mcts", 2)}
+
+
+def test_right_steps_have_a_time_limit_too() -> None:
+    (arena,), _ = find_arenas(default_arena_home(), ["waypoint"])
+    trial = play(arena, load_task(TASKS / "release-token"), "straight", 0, stochastic_player(0), Settings(seconds=0))
+    assert not trial.solved and trial.tries == 0 and trial.error == "timeout: its time was over"
 
 
 def test_the_command_names_what_is_wrong(tmp_path: Path) -> None:
