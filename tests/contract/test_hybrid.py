@@ -9,7 +9,8 @@ import pytest
 from container_subject import NETWORK, attached, containers_and_images, said
 
 from statefork import Environment, create_env_manager
-from statefork.errors import Exists, NotCapturable
+from statefork.backends import hybrid
+from statefork.errors import Exists, KernelError, NotCapturable
 from statefork.testing.contract import BackendContract, Subject
 from statefork.testing.contract.subject import eventually
 
@@ -56,6 +57,21 @@ class TestHybrid(BackendContract):
 
 
 class TestHybridOnly:
+    def test_criu_does_not_wait_for_ever(
+        self, podman_busybox: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A stopped process cannot be stored: CRIU waits for it without end. What was stored before can still be had."""
+        monkeypatch.setattr(hybrid, "CRIU_TIMEOUT", 10.0)
+        name = f"contract-{secrets.token_hex(4)}"
+        arguments = {"base_image": podman_busybox, "container_name": name, "extra_args": NETWORK}
+        with create_env_manager("hybrid_build", home=tmp_path, **arguments) as environment:
+            before = environment.snapshot()
+            environment.exec_command("sleep 1000 & kill -STOP $!")
+            with pytest.raises(KernelError, match="did not end within 10 s"):
+                environment.snapshot()
+            environment.restore(before)
+            assert environment.exec_command("echo on").stdout == "on\n"
+
     def test_a_connection_inside_comes_back(self, podman_debian: str, tmp_path: Path) -> None:
         name = f"contract-{secrets.token_hex(4)}"
         arguments = {"base_image": podman_debian, "container_name": name, "extra_args": NETWORK}
