@@ -88,8 +88,13 @@ def _program(program: tools.Program, _: Path) -> str:
     path = tools.program_path(program)
     if path.read_bytes()[:4] != b"\x7fELF":
         raise KernelError(f"{path} is not a program", fix=f"rm {path}; {tools.SETUP}")
-    started = run_program([str(path)], timeout=10)  # without arguments both only complain about that
-    if started.exit_code in (126, 127) or started.exit_code < 0:
+    if program.name.endswith(".so"):  # the loader complains of a library that it cannot load, and goes on
+        started = run_program([*tools.criu_argv(), "--version"], timeout=10, env={"LD_PRELOAD": str(path)})
+        works = started.exit_code == 0 and not started.stderr
+    else:
+        started = run_program([str(path)], timeout=10)  # without arguments they only complain about that
+        works = started.exit_code not in (126, 127) and started.exit_code >= 0
+    if not works:
         raise KernelError(f"{path} does not start: {started.tail()}", fix=f"rm {path}; {tools.SETUP}")
     return str(path)
 
