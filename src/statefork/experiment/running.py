@@ -13,6 +13,7 @@ from statefork.experiment.players import Player
 from statefork.experiment.results import Recorder
 from statefork.experiment.tasks import Task
 from statefork.experiment.trials import Settings, Trial, Way, play
+from statefork.explore.searches import results
 
 __all__ = ["Plan", "plan", "run_experiment"]
 
@@ -70,8 +71,7 @@ def run_experiment(
         with ThreadPoolExecutor(settings.lanes, thread_name_prefix="lane") as lanes:
             futures = [lanes.submit(one, chosen) for chosen in left]
             try:
-                for future in futures:
-                    future.result()
+                results(futures)
             except BaseException:
                 lanes.shutdown(wait=False, cancel_futures=True)
                 raise

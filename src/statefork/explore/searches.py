@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from statefork.environment import Environment
 from statefork.errors import StoreError
@@ -18,9 +18,11 @@ from statefork.explore.model import Action, Budget, Meter, Node, Policy, Scorer,
 from statefork.explore.trace import Trace, read_trace, used_so_far
 from statefork.explore.uct import Uct
 
-__all__ = ["Outcome", "beam", "best_of_n", "mcts"]
+__all__ = ["Outcome", "beam", "best_of_n", "mcts", "results"]
 
 OnNode = Callable[[Node], None]
+_T = TypeVar("_T")
+_LOOK_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,21 @@ class _Run:
         self.trace.__exit__(kind, None, None)
 
 
+def results(futures: Sequence[Future[_T]]) -> list[_T]:
+    """Of all, or the first failure.
+
+    Looked at now and then, because an interrupt that comes in the instant before a thread begins to wait does not wake it: Python
+    would tell of it when all is done.
+    """
+    left = set(futures)
+    while left and not any(future.done() and future.exception() for future in set(futures) - left):
+        _, left = wait(left, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
+    for future in futures:
+        if future.done():
+            future.result()
+    return [future.result() for future in futures]
+
+
 def _try(field: Field, parent: Node, action: Action) -> Node | None:
     """None when it cannot be had any more, or the budget is used up."""
     try:
@@ -189,7 +206,7 @@ def best_of_n(
             if one in actions:
                 actions.remove(one)
         with run.pool(max(min(workers, len(actions)), 1)) as pool:
-            list(pool.map(lambda action: _try(field, field.root, action), actions))
+            results([pool.submit(_try, field, field.root, action) for action in actions])
         return run.finish()
 
 
@@ -224,10 +241,10 @@ def beam(
                 )
                 proposed = [
                     pair
-                    for pairs in pool.map(lambda node: _proposals(field, policy, node, branching), level)
+                    for pairs in results([pool.submit(_proposals, field, policy, node, branching) for node in level])
                     for pair in pairs
                 ]
-                list(pool.map(lambda pair: _try(field, *pair), proposed))
+                results([pool.submit(_try, field, *pair) for pair in proposed])
                 made = [child for node in level for child in node.children]  # of an interrupted run, too
                 level = sorted((node for node in made if not node.ended), key=lambda node: -node.score)[:width]
                 if not level or field.meter.over or any(node.score >= 1 for node in made):
@@ -278,6 +295,5 @@ def mcts(
     with _Run("mcts", environment, scorer, budget, trace, facts=facts, **given) as run:
         uct = Uct(run.field, policy, exploration, widening, depth, random.Random(seed), to_the_end=to_the_end)
         with run.pool(workers) as pool:
-            for future in [pool.submit(uct.work) for _ in range(workers)]:
-                future.result()
+            results([pool.submit(uct.work) for _ in range(workers)])
         return run.finish()
