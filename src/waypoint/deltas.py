@@ -42,7 +42,7 @@ class Tracking:
     """Whose memory is tracked."""
 
     on: bool = True
-    least: int = 64 << 20
+    least: int = 128 << 20
     """Processes with less memory of their own are saved whole: it takes no longer."""
 
 
