@@ -138,10 +138,10 @@ def take(
         staging.mkdir()
         faults.point("snapshot-staged")
         stack.enter_context(locks.shared_on(ready.gate))
-        # it keeps the locks: if we die, CRIU lets the tree go on; until it has, nobody else may touch it
         delta = deltas.begin(session, staging, lambda: _origin(store, session), whole=whole)
         stack.callback(delta.give_up)
         own_network = session.spec.network != "host"
+        # it keeps the locks: if we die, CRIU lets the tree go on; until it has, nobody else may touch it
         dumper = stack.enter_context(ready.dumper(init, own_network=own_network, written=delta.written))
         requests = quiesce(init, session.id)
         written = store.written(session.id)
@@ -193,14 +193,13 @@ def take(
             before_release=before_release,
         )
         faults.point("snapshot-dumped")
-        if not ends:
-            delta.complete(staging)
         if ends:  # CRIU has ended the tree
             store.db.complete_ending(session.id)
-        elif draft:
-            made(dumped.paused_ms)
         else:
-            store.db.add_snapshot(made(dumped.paused_ms), {"snapshot": snapshot})
+            delta.complete(staging)
+            taken_now = made(dumped.paused_ms)
+            if not draft:
+                store.db.add_snapshot(taken_now, {"snapshot": snapshot})
         faults.point("snapshot-committed")
         if not ends:
             delta.keep(snapshot)

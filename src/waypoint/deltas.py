@@ -247,7 +247,7 @@ class Deltas:
         # it was removed, is just being removed, or is no image of processes
         with contextlib.suppress(FileNotFoundError, BlockingIOError), _held(source):
             if pagemaps.depth(source) < MOST_PARENTS:
-                there = {process: number for process in big if pagemaps.holds(source, number := _number(process.pid))}
+                there = {process: number for process in big if pagemaps.holds(source, number := processes.pid_inside(process.pid))}
                 if there:
                     pagemaps.link_parent(place, source, sorted(there.values()))
                     found = {process for process in there if _compare(tracked, process, place)}
@@ -318,7 +318,7 @@ def _tracking(tracked: _Tracked, process: Process, work: Callable[[_Watched], bo
     """With the writes of a process tracked from here on. False: it has ended, or cannot be tracked and is saved whole."""
     try:
         if process not in tracked.watched:
-            number = _number(process.pid)
+            number = processes.pid_inside(process.pid)
             tracked.watched[process] = _Watched(Watch(process.pid), number)
         one = tracked.watched[process]
         one.watch.arm(process.pid)
@@ -335,11 +335,6 @@ def _tracking(tracked: _Tracked, process: Process, work: Callable[[_Watched], bo
         return False
 
 
-def _number(pid: int) -> int:
-    with open(f"/proc/{pid}/status") as lines:
-        return next(int(line.split()[-1]) for line in lines if line.startswith("NSpid:"))
-
-
 @contextlib.contextmanager
 def _held(image: Path) -> Iterator[None]:
     """Nobody removes it meanwhile. FileNotFoundError: it is gone; BlockingIOError: it is being removed."""
@@ -353,8 +348,4 @@ def _held(image: Path) -> Iterator[None]:
 
 def _ended(pid: int) -> bool:
     """It is gone, or waits for its parent and has no memory any more."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    return processes.state(pid) in "ZX"

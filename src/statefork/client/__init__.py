@@ -4,7 +4,7 @@
 
     with Client("https://forks.example:8470", token=token) as client:
         with client.create_env_manager("waypoint_build", rootfs="/srv/rootfs") as environment:
-            environment.exec_command("cd /work && make")
+            environment.exec_command("cd /srv/app && make")
 
 `AsyncClient` is the same to await. Nothing here reads environment variables: the caller says where and with which token.
 """

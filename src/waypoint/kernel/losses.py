@@ -11,7 +11,7 @@ import ipaddress
 import os
 import stat
 
-from waypoint.kernel.processes import namespace_pids
+from waypoint.kernel.processes import namespace_pids, pid_inside
 from waypoint.kernel.sockets import CLOSED, LISTENING, TIME_WAIT, inet_sockets
 from waypoint.kernel.syscalls import pidfd_getfd
 
@@ -66,7 +66,7 @@ def _semaphore(pid: int, fd: str) -> list[str]:
     """An eventfd that counts down by one comes back as one that is emptied by a read."""
     with open(f"/proc/{pid}/fdinfo/{fd}") as info:
         if any(line.split() == ["eventfd-semaphore:", "1"] for line in info):
-            return [f"that eventfd {fd} of process {_inside(pid)} is a semaphore: it comes back as a counter"]
+            return [f"that eventfd {fd} of process {pid_inside(pid)} is a semaphore: it comes back as a counter"]
     return []
 
 
@@ -87,7 +87,7 @@ def _database(pid: int, fd: int, path: str) -> list[str]:
     if header[:16] != b"SQLite format 3\0" or header[18] != 1:
         return []
     return [
-        f"writing to the SQLite database {path} through the connection that process {_inside(pid)} has open: after a restore it may "
+        f"writing to the SQLite database {path} through the connection that process {pid_inside(pid)} has open: after a restore it may "
         "say that the database is readonly; open it anew, or use WAL mode"
     ]
 
@@ -101,7 +101,7 @@ def _nested_terminal(pid: int) -> list[str]:
         return []
     with open(f"/proc/{pid}/comm") as comm:
         name = comm.read().strip()
-    return [f"the controlling terminal of process {_inside(pid)} ({name}): job control and /dev/tty inside it end"]
+    return [f"the controlling terminal of process {pid_inside(pid)} ({name}): job control and /dev/tty inside it end"]
 
 
 def _personality(pid: int) -> list[str]:
@@ -110,16 +110,11 @@ def _personality(pid: int) -> list[str]:
         found = text.read().strip()
     if int(found, 16) == 0:
         return []
-    return [f"the personality {found} of process {_inside(pid)} (setarch): it comes back as an ordinary one"]
+    return [f"the personality {found} of process {pid_inside(pid)} (setarch): it comes back as an ordinary one"]
 
 
 def _sealed(pid: int) -> list[str]:
     with open(f"/proc/{pid}/smaps", errors="replace") as lines:
         if any(line.startswith("VmFlags:") and " sl" in line for line in lines):
-            return [f"memory seals (mseal) of process {_inside(pid)}: its mappings come back unsealed"]
+            return [f"memory seals (mseal) of process {pid_inside(pid)}: its mappings come back unsealed"]
     return []
-
-
-def _inside(pid: int) -> int:
-    with open(f"/proc/{pid}/status") as lines:
-        return next(int(line.split()[-1]) for line in lines if line.startswith("NSpid"))

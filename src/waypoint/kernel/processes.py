@@ -11,7 +11,19 @@ from collections.abc import Iterable, Iterator
 
 from waypoint.outcomes import Process
 
-__all__ = ["alive", "boot_id", "half_restored", "identify", "inits", "kill", "kill_each", "namespace_pids", "wait_gone"]
+__all__ = [
+    "alive",
+    "boot_id",
+    "half_restored",
+    "identify",
+    "inits",
+    "kill",
+    "kill_each",
+    "namespace_pids",
+    "pid_inside",
+    "state",
+    "wait_gone",
+]
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
 
@@ -134,6 +146,21 @@ def _program(pid: str) -> str:
         return os.readlink(f"/proc/{pid}/exe")
     except OSError:
         return ""
+
+
+def pid_inside(pid: int) -> int:
+    """Its pid in the innermost namespace: as the session itself numbers it."""
+    with open(f"/proc/{pid}/status") as lines:
+        return next(int(line.split()[-1]) for line in lines if line.startswith("NSpid:"))
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for it: R, S, D, T, t, Z ...; X: it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as text:
+            return text.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
 
 
 def namespace_pids(init_pid: int) -> list[int]:

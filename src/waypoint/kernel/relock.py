@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from waypoint.kernel.inject import Injection, inside
-from waypoint.kernel.processes import namespace_pids
+from waypoint.kernel.processes import namespace_pids, pid_inside
 from waypoint.kernel.wire_format import messages, signed, unpack
 
 __all__ = ["relock"]
@@ -56,8 +56,8 @@ def _saved_locks(images: Path) -> list[tuple[int, ...]]:
 
 
 def _inside(pid: int) -> int:
-    with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/status") as lines:
-        return next(int(line.split()[-1]) for line in lines if line.startswith("NSpid"))
+    with contextlib.suppress(FileNotFoundError):
+        return pid_inside(pid)
     return 0
 
 

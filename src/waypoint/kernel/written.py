@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from waypoint.errors import HostUnsupported, KernelError
 from waypoint.kernel.inject import Injection, inside
+from waypoint.kernel.processes import state
 from waypoint.kernel.syscalls import pidfd_getfd
 
 __all__ = ["PAGE", "Range", "Watch", "anonymous", "can_be_tracked", "clean_elsewhere", "united", "without"]
@@ -104,8 +105,7 @@ def _make(pid: int) -> int:
 
 def _interruptible(pid: int) -> bool:
     """It runs or sleeps: one that waits for the child of a vfork, or for a disk, would keep us waiting, too."""
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rpartition(")")[2].split()[0] in "RS"
+    return state(pid) in "RS"
 
 
 def can_be_tracked(pid: int) -> bool:

@@ -36,24 +36,24 @@ def _answers(state: dict[str, Any]) -> list[str]:
 def test_an_agent_works_in_it(environment: Environment) -> None:
     backend = StateforkBackend(environment)
     model = _calls(
-        ("write_file", {"file_path": "/work/app.py", "content": "print('one')\n"}),
-        ("execute", {"command": "cd /work && export WORD=kept && python3 app.py"}),
-        ("edit_file", {"file_path": "/work/app.py", "old_string": "one", "new_string": "two"}),
+        ("write_file", {"file_path": "/srv/app.py", "content": "print('one')\n"}),
+        ("execute", {"command": "cd /srv && export WORD=kept && python3 app.py"}),
+        ("edit_file", {"file_path": "/srv/app.py", "old_string": "one", "new_string": "two"}),
         ("execute", {"command": "pwd; echo $WORD; python3 app.py; exit_with() { return 3; }; exit_with"}),
-        ("ls", {"path": "/work"}),
-        ("grep", {"pattern": "two", "path": "/work"}),
-        ("glob", {"pattern": "*.py", "path": "/work"}),
-        ("read_file", {"file_path": "/work/app.py"}),
-        ("read_file", {"file_path": "/work/missing"}),
+        ("ls", {"path": "/srv"}),
+        ("grep", {"pattern": "two", "path": "/srv"}),
+        ("glob", {"pattern": "*.py", "path": "/srv"}),
+        ("read_file", {"file_path": "/srv/app.py"}),
+        ("read_file", {"file_path": "/srv/missing"}),
     )
     said = _answers(create_deep_agent(model=model, backend=backend).invoke({"messages": [("user", "go")]}))
     assert len(said) == 9
     assert "one" in said[1]
-    assert "/work\nkept\ntwo" in said[3], "one shell for all commands"
+    assert "/srv\nkept\ntwo" in said[3], "one shell for all commands"
     assert "3" in said[3].splitlines()[-1]
-    assert "/work/app.py" in said[4]
+    assert "/srv/app.py" in said[4]
     assert "app.py" in said[5]
-    assert "/work/app.py" in said[6]
+    assert "/srv/app.py" in said[6]
     assert "print('two')" in said[7]
     assert "rror" in said[8]
 
