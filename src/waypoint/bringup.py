@@ -6,9 +6,10 @@ The result is live only when it has answered a handshake; until then nothing els
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,18 @@ from waypoint.store import locks
 from waypoint.store.store import Store
 from waypoint.verify import checker
 
-__all__ = ["Live", "handshake", "incarnation", "overlay_for", "restore_tree", "retire", "start_tree"]
+__all__ = [
+    "Live",
+    "Restoring",
+    "go_on",
+    "handshake",
+    "incarnation",
+    "overlay_for",
+    "restore_processes",
+    "restore_tree",
+    "retire",
+    "start_tree",
+]
 
 _INIT = "/.waypoint/init"
 
@@ -40,6 +52,8 @@ class Live:
     upper: int
     layers: tuple[int, ...]
     spec: Spec
+    shell: str = ""
+    """What its init said of the shell when it first answered: idle, busy, starting, ..."""
 
     def columns(self) -> dict[str, Any]:
         """What the row of a session says that is this incarnation."""
@@ -50,6 +64,9 @@ class Live:
             "layers": self.layers,
             "spec": self.spec,
         }
+
+
+Restoring = Generator[int, bool, Live]
 
 
 def overlay_for(store: Store, base: BaseRecord, layers: tuple[int, ...], upper: int, idmap: int) -> Overlay:
@@ -105,11 +122,11 @@ def start_tree(
         try:
             if spec.network != "host":
                 _network_up(init.pid, incarnation(store, upper), outside=spec.network == "nat")
-            handshake(init, f"over layer {upper}")
+            said = handshake(init, f"over layer {upper}")
         except BaseException:
             retire(store, live)
             raise
-        return live
+        return replace(live, shell=said.get("state", ""))
     except BaseException:
         cgroups.remove_groups(groups)
         raise
@@ -132,29 +149,61 @@ def restore_tree(
     base: BaseRecord,
     snapshot: SnapshotRecord,
     spec: Spec,
-    log_dir: Path | None,
+    log_dir: Path,
     env: Mapping[str, str],
     *,
     verify: bool = False,
-    held: Callable[[], bool] | None = None,
     upper: int | None = None,
     stock: Stock | None = None,
 ) -> Live:
     """Bring a snapshot's processes up over a new upper; a files-only snapshot starts a fresh shell over its files.
 
     On failure nothing of the attempt is left. `verify`: VerifyFailed when what came up differs from the snapshot's manifest.
-    `held` is called when all is restored and nothing runs yet, and takes its time; it says whether to verify, or raises.
-    `log_dir`: where CRIU's log goes, by default beside the new upper. `upper`: the number of that, if it has one already.
+    `log_dir`: where CRIU's log goes. `upper`: the number of the new upper, if it has one already.
+    """
+    if snapshot.full:
+        restoring = restore_processes(store, base, snapshot, spec, log_dir, waits=verify, upper=upper, stock=stock)
+        return go_on(restoring, verify)
+    upper = new_upper(store, base, snapshot.layers, upper)
+    faults.point("up-layer")
+    try:
+        return start_tree(store, base, spec, snapshot.layers, upper, env)
+    except BaseException:
+        store.discard_layers([upper])
+        raise
+
+
+def go_on(restoring: Restoring, verify: bool) -> Live:
+    """To the end, whether it has been begun or not."""
+    try:
+        if inspect.getgeneratorstate(restoring) == inspect.GEN_CREATED:
+            next(restoring)
+        restoring.send(verify)
+    except StopIteration as done:
+        live: Live = done.value
+        return live
+    raise AssertionError("a restore waits once at most")
+
+
+def restore_processes(
+    store: Store,
+    base: BaseRecord,
+    snapshot: SnapshotRecord,
+    spec: Spec,
+    log_dir: Path | None,
+    *,
+    waits: bool,
+    guarded: bool = False,
+    upper: int | None = None,
+    stock: Stock | None = None,
+) -> Restoring:
+    """If it `waits`, it yields PID 1 when all is restored and nothing runs yet, and is sent whether to verify that; see criu.restore.
+
+    `log_dir`: by default beside the new upper.
     """
     layers = snapshot.layers
     upper = new_upper(store, base, layers, upper)
     faults.point("up-layer")
-    if not snapshot.full:
-        try:
-            return start_tree(store, base, spec, layers, upper, env)
-        except BaseException:
-            store.discard_layers([upper])
-            raise
     groups: tuple[Path, ...] = ()
     init: Process | None = None
     try:
@@ -164,10 +213,6 @@ def restore_tree(
         outside = spec.network == "nat"
         check = checker(snapshot, spec.idmap, store.paths.upper(layers[0]), own_files)
 
-        def before_resume(pid: int) -> None:
-            if held() if held is not None else verify:
-                check(pid)
-
         with contextlib.ExitStack() as kept:
             waiting = stock.restorer() if stock is not None and not groups and not spec.merge else None
             if waiting is not None:
@@ -175,7 +220,7 @@ def restore_tree(
                 kept.enter_context(locks.shared_on(waiting.gate))
             # CRIU keeps it: gc must not end what CRIU still works on
             gate = waiting.gate if waiting is not None else kept.enter_context(locks.shared(store.paths.gate))
-            init = criu.restore(
+            init = yield from criu.restore(
                 store.paths.image(snapshot.image),
                 overlay_for(store, base, layers, upper, spec.idmap),
                 own_network=spec.network != "host",
@@ -185,15 +230,15 @@ def restore_tree(
                 if spec.network != "host"
                 else None,
                 hold=[gate],
-                before_resume=before_resume if verify or held is not None else None,
-                guarded=held is not None,
+                check=check if waits else None,
+                guarded=guarded,
                 merge=spec.merge,
                 ahead=waiting.worker if waiting is not None else None,
             )
         faults.point("up-restored")
         reapply(init, snapshot, store.paths.image(snapshot.image))
-        handshake(init, f"from snapshot {snapshot.id}")
-        return Live(init, upper, layers, spec)
+        said = handshake(init, f"from snapshot {snapshot.id}")
+        return Live(init, upper, layers, spec, said.get("state", ""))
     except BaseException:
         if init is not None:
             processes.kill(init)
@@ -244,7 +289,7 @@ def check_base(base: BaseRecord, snapshot: SnapshotRecord) -> None:
     changed = []
     for path, (size, mtime_ns) in snapshot.manifest.get("base_files", {}).items():
         try:
-            st = Path(path).lstat()
+            st = os.lstat(path)
         except FileNotFoundError:
             changed.append(path)
             continue

@@ -10,10 +10,8 @@ Not for every snapshot: timers that run would run on in a twin, and a session on
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from waypoint import bringup
@@ -21,6 +19,7 @@ from waypoint.errors import WaypointError
 from waypoint.kernel import trees
 from waypoint.kernel.criu_timers import has_running_timers
 from waypoint.model import SnapshotRecord
+from waypoint.store import locks
 from waypoint.store.store import Store
 
 __all__ = ["Budget", "Twins"]
@@ -39,56 +38,60 @@ class Budget:
     bytes: int = 256 << 20
 
 
-class _LetGo(WaypointError):
-    """Nobody wants this twin any more."""
-
-
 class _Twin:
-    """One thread brings it up and waits in the middle of that for the word."""
+    """One thread brings it up and leaves it waiting; whoever adopts it goes on with the rest of the restore."""
 
     def __init__(self, store: Store, snapshot: SnapshotRecord) -> None:
         self._store = store
         self.snapshot = snapshot
         self.since = time.monotonic()
-        self._word: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
-        self._outcome: Future[bringup.Live] = Future()
-        self.held = threading.Event()
+        self._kept = contextlib.ExitStack()
+        self._restoring: bringup.Restoring | None = None
+        self._problem: BaseException | None = None
+        self._settled = threading.Event()
         self._thread = threading.Thread(target=self._bring_up, name=f"twin-{snapshot.id}", daemon=True)
         self._thread.start()
 
     def _bring_up(self) -> None:
         try:
             with self._store.operation(), self._store.holding(self.snapshot) as source:
+                self._kept.enter_context(locks.shared(self._store.paths.gate))  # gc must not take it for garbage
+                self._store.keep(source, self._kept)
                 base = self._store.db.base(source.base)
-                live = bringup.restore_tree(self._store, base, source, source.spec, None, {}, held=self._wait)
-            self._outcome.set_result(live)
+                restoring = bringup.restore_processes(
+                    self._store, base, source, source.spec, None, waits=True, guarded=True
+                )
+                next(restoring)
+            self._restoring = restoring
         except BaseException as error:  # noqa: BLE001  whoever takes the twin hears of it
-            self._outcome.set_exception(error)
+            self._problem = error
+            self._kept.close()
         finally:
-            self.held.set()
+            self._settled.set()
             self._store.db.close()
 
-    def _wait(self) -> bool:
-        self.held.set()
-        verify = self._word.get()
-        if verify is None:
-            raise _LetGo(f"the twin of snapshot {self.snapshot.id} was let go")
-        return verify
+    @property
+    def waits(self) -> bool:
+        return self._restoring is not None
 
     @property
     def failed(self) -> bool:
-        return self._outcome.done()
+        return self._problem is not None
 
     def adopt(self, verify: bool) -> bringup.Live:
-        """It goes on, and is the caller's; raises what went wrong with it."""
-        self._word.put(verify)
-        return self._outcome.result()
+        """It goes on, and is the caller's; raises what went wrong with it. Once, by whoever has taken it."""
+        self._settled.wait()
+        with self._kept:
+            if self._restoring is None:
+                raise self._problem or AssertionError("a twin waits, or something is wrong with it")
+            return bringup.go_on(self._restoring, verify)
 
     def let_go(self) -> None:
-        self._word.put(None)
-
-    def join(self, timeout: float) -> None:
-        self._thread.join(timeout)
+        """Nobody wants it any more."""
+        self._settled.wait()
+        with self._kept, contextlib.suppress(WaypointError, OSError):
+            if self._restoring is not None:
+                self._restoring.close()
 
 
 class Twins:
@@ -133,7 +136,7 @@ class Twins:
     def waiting(self) -> list[str]:
         """The snapshots that have a twin which could be adopted at once."""
         with self._change:
-            return [twin.snapshot.id for twin in self._there if twin.held.is_set() and not twin.failed]
+            return [twin.snapshot.id for twin in self._there if twin.waits]
 
     def drop(self, snapshots: list[str] | None = None) -> None:
         """Let go of the twins of these snapshots, or of all, and wait until they are gone."""
@@ -143,8 +146,6 @@ class Twins:
             self._wanted = [one for one in self._wanted if snapshots is not None and one.id not in snapshots]
         for twin in gone:
             twin.let_go()
-        for twin in gone:
-            twin.join(30)
 
     def close(self) -> None:
         with self._change:

@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,17 +168,19 @@ def restore(
     log_dir: Path,
     with_network: Hook | None,
     hold: Sequence[int],
-    before_resume: Hook | None = None,
+    check: Hook | None = None,
     guarded: bool = False,
     merge: bool = False,
     ahead: Worker | None = None,
-) -> Process:
+) -> Generator[int, bool, Process]:
     """Bring the tree back over `overlay`; returns its PID 1. On failure nothing of the tree is left. `hold`: see Worker.
 
+    With `check` it yields that pid when all is restored and nothing runs yet. The caller takes its time, goes on from whichever
+    thread it likes and says whether to check, or throws something in: then the tree ends without having run. If `guarded`, it
+    also does if this process is killed meanwhile.
     `ahead`: a worker of `start_restorer` that waits; it is used up here. Then `hold` is what it was started with.
-    `with_network` is called with that pid when its namespaces exist and no socket has been restored yet, `before_resume` when all
-    is restored and nothing runs yet; it may refuse. `guarded`: it may also take its time, and if this process is killed in it, the
-    tree ends without having run. `merge`: its memory may be merged with others' (not with a worker that was started `ahead`).
+    `with_network` is called with the pid when its namespaces exist and no socket has been restored yet.
+    `merge`: its memory may be merged with others' (not with a worker that was started `ahead`).
     """
     options = _options(images, "restore.log", own_network)
     options.root = STAGE
@@ -201,9 +203,13 @@ def restore(
                 if ahead is not None:
                     _stage(ahead, overlay)
                 hooks: dict[str, Hook] = {"setup-namespaces": namespaces_exist, "network-unlock": lambda _: held.close()}
-                if before_resume is not None:
-                    hooks["pre-resume"] = lambda _: _before_resume(worker, begun[0], before_resume, guarded)
-                answer = worker.ask(rpc.RESTORE, options, hooks)
+                answer = worker.ask_until("" if check is None else "pre-resume", rpc.RESTORE, options, hooks)
+                if answer is None and check is not None:
+                    with _held(worker, begun[0], guarded):
+                        if (yield begun[0].pid):
+                            check(begun[0].pid)
+                    answer = worker.go_on(hooks)
+                assert answer is not None
                 if not answer.success:
                     raise _failure("restore", log_dir / "restore.log", answer, worker.stderr())
                 return processes.identify(int(answer.restore.pid))
@@ -214,7 +220,8 @@ def restore(
         os.close(work)
 
 
-def _before_resume(worker: Worker, init: Process, hook: Hook, guarded: bool) -> None:
+@contextlib.contextmanager
+def _held(worker: Worker, init: Process, guarded: bool) -> Iterator[None]:
     """CRIU lets the tree run whatever it hears here: one that must not is ended before CRIU hears of it, and CRIU with it.
 
     A PID 1 that dies waits until its processes are reaped, which CRIU traces; and CRIU waits for that PID 1. Each process is
@@ -223,7 +230,7 @@ def _before_resume(worker: Worker, init: Process, hook: Hook, guarded: bool) -> 
     tree = processes.namespace_pids(init.pid)
     with worker.guarded(tree) if guarded else contextlib.nullcontext():
         try:
-            hook(init.pid)
+            yield
         except BaseException:
             processes.kill_each(tree)
             worker.abandon()

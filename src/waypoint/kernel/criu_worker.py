@@ -14,11 +14,11 @@ import select
 import signal
 import socket
 import subprocess
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from waypoint.errors import CriuError, DiskFull
 from waypoint.kernel import criu_rpc_pb2 as rpc
+from waypoint.kernel import later
 
 __all__ = ["Hook", "Worker"]
 
@@ -89,7 +89,7 @@ class Worker:
         if self._process.stderr is not None:
             self._process.stderr.close()
         if (self._answered or not self._asked) and not wait:
-            threading.Thread(target=self._process.wait, daemon=True).start()
+            later.reap(self._process)
         else:
             self._process.wait()
         if self._pidfd >= 0:
@@ -119,7 +119,7 @@ class Worker:
             with contextlib.suppress(BrokenPipeError):
                 guard.stdin.write(b"go\n")
                 guard.stdin.close()
-            threading.Thread(target=guard.wait, daemon=True).start()
+            later.reap(guard)
 
     def abandon(self) -> None:
         """In a hook that raises: CRIU is ended where it is, and its answer is not waited for."""
@@ -127,8 +127,25 @@ class Worker:
         self._kill_group()
 
     def ask(self, kind: rpc.criu_req_type, options: rpc.criu_opts, hooks: Mapping[str, Hook]) -> rpc.criu_resp:
+        answer = self.ask_until("", kind, options, hooks)
+        assert answer is not None
+        return answer
+
+    def ask_until(
+        self, question: str, kind: rpc.criu_req_type, options: rpc.criu_opts, hooks: Mapping[str, Hook]
+    ) -> rpc.criu_resp | None:
+        """None: CRIU has asked this question and waits for `go_on`, from any thread; else it has ended before that."""
         self._asked = True
         self._send(rpc.criu_req(type=kind, opts=options))
+        return self._hear(hooks, question)
+
+    def go_on(self, hooks: Mapping[str, Hook]) -> rpc.criu_resp:
+        self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=True))
+        answer = self._hear(hooks, "")
+        assert answer is not None
+        return answer
+
+    def _hear(self, hooks: Mapping[str, Hook], question: str) -> rpc.criu_resp | None:
         failed: BaseException | None = None
         while True:
             answer = rpc.criu_resp.FromString(self._receive())
@@ -137,6 +154,8 @@ class Worker:
                 if failed is not None:
                     raise failed
                 return answer
+            if question and answer.notify.script == question and failed is None:
+                return None
             try:
                 hook = hooks.get(answer.notify.script)
                 if hook is not None and failed is None:
