@@ -50,7 +50,7 @@ def test_words_for_people(prefix: Path) -> None:
     assert first.returncode == 0, first.stderr
     assert "compiling init.c" in first.stderr
     lines = run_setup(WAYPOINT_TOOLS=str(prefix)).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["criu", "launch", "init", "written.so", "survey"]
+    assert [line.split()[0] for line in lines] == ["criu", "launch", "init", "written.so", "survey", *(program.name for program in tools.PROGRAMS[4:])]
     assert all("was ready" in line for line in lines)
 
 

@@ -49,9 +49,10 @@ class Dumper:
         self._pid = init_pid
         self._own_network = own_network
         self._ends = False
-        options = [*cached_kernel_options(), "--enter", str(init_pid), "--network", "own" if own_network else "host"]
-        preload = str(tools.written_path()) if written else ""
-        self._worker = Worker(launch_argv("criu", options, (), tools.criu_argv()), hold=hold, preload=preload)
+        kernel = cached_kernel_options()
+        options = [*kernel, "--enter", str(init_pid), "--network", "own" if own_network else "host"]
+        argv = launch_argv("criu", options, (), tools.criu_argv())
+        self._worker = Worker(argv, hold=hold, environment=_environment(kernel, written))
 
     def __enter__(self) -> Dumper:
         return self
@@ -144,7 +145,16 @@ def has_remaps(images: Path) -> bool:
 
 def start_restorer(hold: Sequence[int]) -> Worker:
     """A worker for a restore, started before it is known of what; not for sessions with cgroups of their own."""
-    return Worker(launch_argv("criu", cached_kernel_options(), (), tools.criu_argv()), hold=hold)
+    kernel = cached_kernel_options()
+    return Worker(launch_argv("criu", kernel, (), tools.criu_argv()), hold=hold, environment=_environment(kernel))
+
+
+def _environment(kernel: Sequence[str], written: bool = False) -> dict[str, str]:
+    """What is loaded into CRIU. One that has to find out first what this kernel can do uses all of its own libraries."""
+    environment = tools.quick_environment() if kernel else {}
+    if written:
+        environment["LD_PRELOAD"] = " ".join([*environment.get("LD_PRELOAD", "").split(), str(tools.written_path())])
+    return environment
 
 
 def _stage(worker: Worker, overlay: Overlay) -> None:
@@ -197,9 +207,10 @@ def restore(
                 held.callback(netlock.lock_network(pid))
 
         more = ["--merge"] if merge else []
-        argv = launch_argv("criu", [*cached_kernel_options(), *overlay.options(), *more], cgroups, tools.criu_argv())
+        kernel = cached_kernel_options()
+        argv = launch_argv("criu", [*kernel, *overlay.options(), *more], cgroups, tools.criu_argv())
         try:
-            with contextlib.ExitStack() as held, ahead or Worker(argv, hold=hold) as worker:
+            with contextlib.ExitStack() as held, ahead or Worker(argv, hold=hold, environment=_environment(kernel)) as worker:
                 if ahead is not None:
                     _stage(ahead, overlay)
                 hooks: dict[str, Hook] = {"setup-namespaces": namespaces_exist, "network-unlock": lambda _: held.close()}

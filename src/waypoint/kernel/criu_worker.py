@@ -39,22 +39,21 @@ class Worker:
     `hold` are descriptors of locks that it keeps for as long as it lives.
     """
 
-    def __init__(self, argv: Sequence[str], *, hold: Sequence[int], preload: str = "") -> None:
-        """`preload`: a library to load into CRIU."""
+    def __init__(self, argv: Sequence[str], *, hold: Sequence[int], environment: Mapping[str, str]) -> None:
+        """`environment`: beside the path. Nothing of the caller's: CRIU takes options from it."""
         self._asked = self._answered = False
         self._abandoned = False
         self._launcher = argv[0]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._socket = ours
-            # nothing of the caller's environment: CRIU takes options from it
             self._process = subprocess.Popen(
                 [*argv, "swrk", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(), *hold),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env={"PATH": _PATH} | ({"LD_PRELOAD": preload} if preload else {}),
+                env={"PATH": _PATH, **environment},
                 start_new_session=True,
             )
         self._pidfd = os.pidfd_open(self._process.pid)
