@@ -13,7 +13,7 @@ What the Environment guarantees to a driver
 - On one Live, `exec` calls never overlap. `run` and the file methods may overlap with everything, in several threads.
   `capture` never overlaps with another `capture`, `suspend`, `proceed` or `stop`; it overlaps with `exec` only if the
   capabilities say `snapshot_during_exec`. `stop` may be called while an `exec` runs: that one then raises SessionDead.
-- `stop` is called once for every Live that was returned, and nothing is called on it afterwards.
+- `stop` (or `retire`, of a hasty driver) is called once for every Live that was returned, and nothing is called on it afterwards.
 - `discard` is called once for every Captured that was returned, children before parents, when no Live made from it
   is left.
 - After `start`, `attach` and `revive` the Environment calls `Live.ready` and counts it in the time; if that fails the
@@ -139,6 +139,10 @@ class Live(GuestFiles, ABC):
     def stop(self) -> None:
         """End it and free all it holds, also if half of it is gone already; what was attached is left as it is."""
 
+    def retire(self) -> None:
+        """`stop`, when nobody waits, on a thread of its own."""
+        self.stop()
+
     def suspend(self) -> None:
         """Stop all processes where they are. Called where `pause_releases_memory` is False or `pauses_itself` True."""
         raise Unsupported("this backend cannot stand still; it pauses by capture and stop")
@@ -193,6 +197,9 @@ class Driver(ABC):
     """The word for this backend in tables and history: `docker`, `podman`, `criu`."""
     durable: ClassVar[bool] = False
     """What it makes goes on when this process ends, and the methods under "another process" work."""
+    hasty: ClassVar[bool] = False
+    """It answers within milliseconds: places are made ahead for it, and what a restore has replaced is stopped a moment later, on
+    another thread (`Live.retire`)."""
 
     @abstractmethod
     def probe(self) -> Capabilities:
@@ -201,6 +208,10 @@ class Driver(ABC):
 
         Raises: HostUnsupported that says what is missing and which command mends it (`fix=`).
         """
+
+    def prepare(self, place: Place) -> None:
+        """Of hasty drivers, for a place that was made ahead: do what would else have to be done when it is used, if it is."""
+        return
 
     @abstractmethod
     def start(self, place: Place) -> Live:

@@ -227,7 +227,7 @@ class Environment(Inside):
             old = self._stand_on(node)
             duration_ms = (time.perf_counter() - began) * 1000
             if old is not None:
-                self._retire(old)
+                self._replaced(old)
             return RestoreResult(
                 environment=self.id,
                 snapshot=node.snapshot.id,
@@ -436,9 +436,19 @@ class Environment(Inside):
             return ForkFailure(mapped(error, "fork"))
 
     def _retire(self, old: Standing) -> None:
-        """The new one has answered: that the old one cannot be cleared away must not make it look failed."""
-        try:
+        """What it was for is done: that it cannot be cleared away must not make that look failed."""
+        with self._warned(old):
             self._family.take_down(old)
+
+    def _replaced(self, old: Standing) -> None:
+        """The new one has answered; see `_retire`."""
+        with self._warned(old):
+            self._family.replace(old)
+
+    @contextlib.contextmanager
+    def _warned(self, old: Standing) -> Iterator[None]:
+        try:
+            yield
         except (WaypointError, OSError) as error:
             log.warning("environment %s: %s could not be removed: %s", self.id, old.live.description, error)
 

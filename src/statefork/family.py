@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from statefork.aside import Aside
 from statefork.driver import Captured, Driver, Live, Place
 from statefork.errors import DiskFull, KernelError, NotFound, SessionDead, WaypointError
 from statefork.home import Grounds
@@ -54,12 +55,13 @@ class Family:
         self.most_history = most_history
         self.closed = False
         self._grounds = Grounds(home, tree, kept=ledger is not None and driver.durable)
+        self._aside = Aside(self._grounds, driver) if driver.hasty else None
         self._manifests: dict[str, Manifest] = {}
         self._manifest_lock = threading.Lock()
 
     def bring_up(self, make: Callable[[Place], Live]) -> Standing:
         """A live thing that has answered, or nothing at all."""
-        place = self._grounds.place(mint("l"))
+        place = self._place("l")
         try:
             live = make(place)
             try:
@@ -74,10 +76,22 @@ class Family:
         except BaseException:
             self._grounds.clear(place)
             raise
+        if self._aside is not None:
+            self._aside.stock()
         return Standing(live, place)
 
     def revive(self, node: Node) -> Standing:
         return self.bring_up(lambda place: self.driver.revive(node.captured, place))
+
+    def _place(self, kind: str) -> Place:
+        return self._grounds.place(mint(kind)) if self._aside is None else self._aside.place(kind)
+
+    def replace(self, old: Standing) -> None:
+        """Something else has taken its place, and has answered: it is taken down, now or a moment later."""
+        if self._aside is None:
+            self.take_down(old)
+        else:
+            self._aside.retire(old.live, old.place)
 
     def take_down(self, standing: Standing) -> None:
         """If it cannot be stopped its directory stays too, for `statefork gc`."""
@@ -89,7 +103,7 @@ class Family:
         self.tree.reserve(name)
         try:
             parent = self.tree.parent_of(environment)
-            place = self._grounds.place(mint("s"))
+            place = self._place("s")
             created_at, began = datetime.now(UTC), time.perf_counter()
             try:
                 captured = live.capture(place, mode, parent.captured if parent else None)
@@ -115,6 +129,8 @@ class Family:
             self.tell(node)
             self.tree.add(node)
             self.tree.advanced(environment, snapshot.id)
+            if self._aside is not None:
+                self._aside.stock()
             return node
         finally:
             self.tree.release(name)
@@ -162,10 +178,17 @@ class Family:
 
     def leave(self) -> None:
         """This process ends, the tree does not."""
+        self._settle()
         self.driver.leave()
         self._grounds.leave()
 
+    def _settle(self) -> None:
+        """Nothing that was made from a snapshot is still about to be taken down."""
+        if self._aside is not None:
+            self._aside.settle()
+
     def discard(self, node: Node) -> None:
+        self._settle()
         if self.ledger is not None:  # first: what is told must be there
             self.ledger.snapshot_gone(node.snapshot.id)
         try:
@@ -200,6 +223,8 @@ class Family:
     def close(self) -> list[WaypointError]:
         """Free every snapshot, the driver and the directory. Goes on past failures, and gives them back."""
         self.closed = True
+        if self._aside is not None:
+            self._aside.close()
         problems: list[WaypointError] = []
         for node in self.tree.children_first():
             try:

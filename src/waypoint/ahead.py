@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from waypoint.chores import Chores
 from waypoint.errors import WaypointError
 from waypoint.kernel import criu
 from waypoint.kernel.criu_worker import Worker
@@ -91,6 +92,7 @@ class Stock:
         self._dumpers: dict[str, Ready] = {}
         self._restorers: list[Restorer] = []
         self._watched = False
+        self._later = Chores("refill")
 
     def ready(self, session: SessionRecord) -> Ready:
         """For a snapshot of this session; the caller closes it."""
@@ -126,13 +128,14 @@ class Stock:
                 return found
             found.close()
 
-    def refill(self, session: SessionRecord | None) -> None:
+    def refill(self, session: SessionRecord | None, patience: float = PATIENCE) -> None:
         """After an operation: have a worker for the next snapshot of this session, and one for the next restore or fork."""
         if self.on:
-            threading.Thread(target=self._refill, args=(session,), name="refill", daemon=True).start()
+            self._later.later(lambda: self._refill(session), patience)
 
     def _refill(self, session: SessionRecord | None) -> None:
-        time.sleep(PATIENCE)
+        if not self.on:
+            return
         with contextlib.suppress(WaypointError, OSError):
             if session is not None and not session.spec.files_only:
                 self._keep_ready(session)
@@ -171,6 +174,8 @@ class Stock:
     def close(self) -> None:
         with self._lock:
             self.on = False
+        self._later.close()
+        with self._lock:
             waiting: list[Ready | Restorer] = [*self._dumpers.values(), *self._restorers]
             self._dumpers.clear()
             self._restorers.clear()

@@ -14,18 +14,19 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from waypoint.capture import Taken
+from waypoint.chores import Chores
 from waypoint.errors import SessionDead, WaypointError
 from waypoint.guest import frames
-from waypoint.guest.connection import connect
+from waypoint.guest.connection import Connection, connect
 from waypoint.kernel import pulse
 from waypoint.model import Process, SessionRecord, SnapshotRecord
 from waypoint.store import locks
+from waypoint.store.rows import manifest_text
 from waypoint.store.store import Store
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ class _Standing:
     """When it had settled; None when something was at work even then."""
     still: bool = False
     """Between the capture and `times` no process has read or written anything."""
+    manifest: str = ""
+    """As its row will have it."""
+    link: Connection | None = None
+    """To the session's init, by which to ask it later."""
 
     def settle(self) -> None:
         """Once, when CRIU has let all of them go."""
@@ -77,6 +82,9 @@ class _Standing:
             self.times = pulse.run_times(self.init.pid)
             before = {pid: counts for pid, counts in self.taken.marks.io.items() if pid != self.init.pid}
             self.still = pulse.io_counts(before) == before
+            self.manifest = "" if self.named else manifest_text(self.record)
+            with contextlib.suppress(SessionDead, OSError):
+                self.link = connect(self.init, self.record.session, 1)
 
     def ran(self) -> int | None:
         """Nanoseconds since; None when that cannot be told, or a process is gone."""
@@ -96,7 +104,7 @@ class Drafts:
         store: Store,
         plan: Drafting,
         take: Callable[[str, int], tuple[Taken, SessionRecord] | None],
-        chores: Executor | None,
+        chores: Chores | None,
     ) -> None:
         """`take` makes a draft of a session, or none if it has more memory; `chores` runs what nobody waits for."""
         self._store = store
@@ -109,6 +117,10 @@ class Drafts:
         self._standing: dict[str, _Standing] = {}
         self._worker: threading.Thread | None = None
         self._closed = False
+
+    @property
+    def on(self) -> bool:
+        return self._plan.on
 
     def allow(self, plan: Drafting) -> None:
         """From now on; whoever shares this engine and has drafts on keeps them."""
@@ -153,53 +165,53 @@ class Drafts:
             if found is None:
                 return None
             try:
-                if not self._holds(found, session.record):
-                    self._forget(found)
-                    return None
-                record = self._named(found, name, snapshot, began)
+                record = self._named(found, name, snapshot, began) if self._holds(found, session.id) else None
             except BaseException:
                 self._forget(found)
                 raise
+            if record is None:
+                self._forget(found)
+                return None
             self._keep(session.id, replace(found, record=record, named=True, kept=ExitStack()))
             found.kept.close()
             return record
 
-    def _holds(self, found: _Standing, now: SessionRecord) -> bool:
+    def _holds(self, found: _Standing, session: str) -> bool:
+        """As far as its processes tell; the rows are looked at when the new one is written."""
         marks = found.taken.marks
-        expected = found.record.id if found.named else found.record.parent
-        if marks is None or found.init != Process(now.init_pid, now.init_start) or now.snapshot != expected:
-            return False
-        if self._store.written(now.id) != marks.written:
+        if marks is None or self._store.written(session) != marks.written:
             return False
         if time.monotonic() - found.since >= _SETTLE:
             found.settle()
         ran = found.ran()
         if ran is None or (ran > 0 or not found.still if found.named else ran > self._plan.slack * 1e9):
             return False
-        return self._requests(found.init, now.id) == marks.requests
+        return self._requests(found, session) == marks.requests
 
-    def _requests(self, init: Process, session: str) -> int:
-        with contextlib.suppress(TimeoutError, SessionDead), connect(init, session) as connection:
-            connection.send(frames.HELLO)
-            frame = connection.receive(time.monotonic() + 1)
+    def _requests(self, found: _Standing, session: str) -> int:
+        with contextlib.suppress(TimeoutError, SessionDead, OSError):
+            if found.link is None:
+                found.link = connect(found.init, session)
+            found.link.send(frames.HELLO)
+            frame = found.link.receive(time.monotonic() + 1)
             if frame is not None:
                 told = dict(line.partition(b"=")[::2] for line in frame.payload.splitlines())
                 return int(told.get(b"requests", -1)) if told.get(b"current") == b"0" else -1
         return -1
 
-    def _named(self, found: _Standing, name: str | None, snapshot: str, began: float) -> SnapshotRecord:
+    def _named(self, found: _Standing, name: str | None, snapshot: str, began: float) -> SnapshotRecord | None:
+        """None: the session's row says that it is not that any more."""
         took = (time.perf_counter() - began) * 1000
         if not found.named:
             record = replace(found.record, name=name, duration_ms=took)
+            added = self._store.db.add_draft(record, found.manifest or manifest_text(record), found.init)
         else:
             record = replace(
                 found.record, id=snapshot, name=name, parent=found.record.id, created=time.time(), duration_ms=took,
                 paused_ms=0.0, files_bytes=0, memory_bytes=0, shares=found.record.image,
             )  # fmt: skip
-        with ExitStack() as kept:
-            self._store.keep(record, kept)
-            self._store.db.add_snapshot(record, {"snapshot": record.id})
-        return record
+            added = self._store.db.add_copy(record, found.record.id, found.init)
+        return record if added else None
 
     # -- the worker -------------------------------------------------------------------------------------------------
 
@@ -301,20 +313,18 @@ class Drafts:
     def _forget(self, one: _Standing) -> None:
         """What has no row is garbage from here on."""
         one.kept.close()
+        if one.link is not None:
+            one.link.close()
         if one.named or self._chores is None:
             return
 
         def discard() -> None:
-            try:
-                for _ in range(_TRIES):
-                    with self._store.operation():
-                        self._store.discard_image(one.record.id)
-                        self._store.discard_layers(list(one.record.layers))
-                    if not self._store.paths.image(one.record.id).exists():
-                        return
-                    time.sleep(0.02)  # a child that was being started has our lock until it is another program
-            finally:
-                self._store.db.close()
+            for _ in range(_TRIES):
+                with self._store.operation():
+                    self._store.discard_image(one.record.id)
+                    self._store.discard_layers(list(one.record.layers))
+                if not self._store.paths.image(one.record.id).exists():
+                    return
+                time.sleep(0.02)  # a child that was being started has our lock until it is another program
 
-        with contextlib.suppress(RuntimeError):  # the engine is closing: gc will do it
-            self._chores.submit(discard)
+        self._chores.later(discard)

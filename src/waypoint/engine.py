@@ -9,13 +9,13 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from waypoint import bringup, faults
+from waypoint import ahead, bringup, chores, faults
 from waypoint.ahead import Stock
 from waypoint.capture import Taken
+from waypoint.chores import Chores
 from waypoint.deltas import Deltas, Tracking
 from waypoint.drafts import Drafting, Drafts
 from waypoint.ending import resolve
@@ -26,15 +26,15 @@ from waypoint.errors import (
     KernelError,
     NotFound,
     SessionDead,
-    WaypointError,
     WrongState,
 )
+from waypoint.forking import fork
 from waypoint.guest.commands import BASIC_ENVIRONMENT
 from waypoint.hostroot import host_base
 from waypoint.kernel import capabilities, ksm, processes, syscalls, tools
 from waypoint.kernel.launch import ID_BASE
 from waypoint.model import BaseRecord, Capture, Limits, Network, Process, SessionRecord, SnapshotRecord, Spec
-from waypoint.session import Session, check_name, fork_threads, new_id
+from waypoint.session import Session, check_name, new_id
 from waypoint.squash import DEPTH, squash
 from waypoint.store.store import Store
 from waypoint.surroundings import find_shell, guest_layer, place_files
@@ -78,7 +78,9 @@ class Engine:
         weakref.finalize(self, self.deltas.close)
         weakref.finalize(self, self.stock.close)
         weakref.finalize(self, self.twins.close)
-        self._chores = ThreadPoolExecutor(1, thread_name_prefix="chores") if ahead else None
+        self._chores = Chores("chores", self.store.db.close) if ahead else None
+        if self._chores is not None:
+            weakref.finalize(self, self._chores.close)
         plan = drafts or Drafting()
         self.drafts = Drafts(self.store, plan, _drafter(weakref.ref(self)), self._chores)
         weakref.finalize(self, self.drafts.close)
@@ -89,7 +91,7 @@ class Engine:
         self.deltas.close()
         self.stock.close()
         if self._chores is not None:
-            self._chores.shutdown()
+            self._chores.close()
         self.store.db.close()
 
     def __enter__(self) -> Engine:
@@ -186,7 +188,7 @@ class Engine:
             guest = guest_layer(self.store, base, hide)
             session = new_id("s")
             spec = replace(spec, hostname=(name or session).replace("_", "-").replace("@", "-").replace("+", "-"))
-            self._new_rows({session: name}, session, base, spec, None)
+            self.new_rows({session: name}, session, base, spec, None)
             try:
                 faults.point("new-row")
                 upper = bringup.new_upper(self.store, base, (guest,))
@@ -195,17 +197,17 @@ class Engine:
                 live = bringup.start_tree(self.store, base, spec, layers, upper, self.environment(spec))
                 faults.point("new-started")
             except BaseException:
-                self._unmake(session)
+                self.unmake(session)
                 raise
             try:
                 self.store.db.make_live({session: live.columns()})
             except BaseException:
                 self.end_live(live)
-                self._unmake(session)
+                self.unmake(session)
                 raise
         return Session(self, session)
 
-    def _new_rows(
+    def new_rows(
         self, names: Mapping[str, str | None], tree: str, base: BaseRecord, spec: Spec, snapshot: str | None
     ) -> None:
         """Sessions that are being made, by id: rows in one step, then a directory for each."""
@@ -223,7 +225,7 @@ class Engine:
                 self.store.paths.session(session).mkdir()
         except OSError:
             for session in names:
-                self._unmake(session)
+                self.unmake(session)
             raise
 
     def fork(
@@ -233,75 +235,10 @@ class Engine:
 
         `verify`: each is compared with the snapshot's manifest before it runs; VerifyFailed if one differs.
         """
-        if names is not None and len(names) != n:
-            raise WaypointError(f"{len(names)} names for {n} forks")
-        for name in names or ():
-            check_name(name)
-        ids = [new_id("s") for _ in range(n)]
-        with self.store.operation(), self.store.holding(snapshot) as source, fork_threads(n) as pool:
-            base = self.store.db.base(source.base)
-            parent = source.parent if source.pinned else source.id
-            uppers = self.store.new_uppers(n)
-            named: dict[str, str | None] = {session: names[i] if names else None for i, session in enumerate(ids)}
-            self._new_rows(named, source.tree, base, source.spec, parent)
-            faults.point("fork-row")
-            futures = [
-                pool.submit(self._fork_one, base, source, session, upper, verify)
-                for session, upper in zip(ids, uppers, strict=True)
-            ]
-            failures = [error for future in futures if (error := future.exception()) is not None]
-            made = {session: future.result() for session, future in zip(ids, futures, strict=True) if not future.exception()}
-            try:
-                if failures:
-                    raise failures[0]
-                self.store.db.make_live({session: live.columns() for session, live in made.items()})
-                self.store.forget_numbers(set(uppers) - {live.upper for live in made.values()})
-            except BaseException:
-                for session, live in made.items():
-                    self.end_live(live)
-                    self._unmake(session)
-                raise
-        faults.point("fork-live")
-        self.stock.refill(None)
-        self.twins.want(snapshot)
-        forks = [Session(self, session) for session in ids]
-        if snapshot.spec.on_fork:
-            self._greet(forks, snapshot.spec.on_fork)
-        return forks
+        return fork(self, snapshot, n, names, verify)
 
-    def _fork_one(
-        self, base: BaseRecord, snapshot: SnapshotRecord, session: str, upper: int, verify: bool
-    ) -> bringup.Live:
-        """In a thread of its own, which leaves the database to the others: a connection takes longer than what it is for."""
-        try:
-            live = self.bring_up(base, snapshot, snapshot.spec, session, upper=upper, verify=verify)
-            faults.point("fork-up")
-            return live
-        except BaseException:
-            self._unmake(session)
-            raise
-        finally:
-            self.store.db.close()
-
-    def _greet(self, forks: list[Session], command: str) -> None:
-        """Run the command that the snapshot's session wants to be run in each fork."""
-
-        def greet(fork: Session) -> None:
-            try:
-                fork.exec(command, timeout=60)
-            finally:
-                self.store.db.close()
-
-        try:
-            with fork_threads(len(forks)) as pool:
-                list(pool.map(greet, forks))
-        except BaseException:
-            for fork in forks:
-                with contextlib.suppress(WaypointError):
-                    fork.remove()
-            raise
-
-    def _unmake(self, session: str) -> None:
+    def unmake(self, session: str) -> None:
+        """One that was only being made."""
         self.store.db.remove_session(session)
         self.forget_session_directory(session)
 
@@ -316,16 +253,22 @@ class Engine:
         verify: bool = False,
     ) -> bringup.Live:
         """`upper`: the number of a layer that is to be made; a twin has its own."""
-        bringup.check_base(base, snapshot)
-        twin = self.twins.take(snapshot.id)
+        twin = self.twins.take(snapshot)
         if twin is not None:
             with contextlib.suppress(CriuError, SessionDead, KernelError):  # it died meanwhile: the snapshot is as good as ever
-                return replace(twin.adopt(verify), spec=spec)
+                return replace(twin.adopt(snapshot, verify), spec=spec)
+        bringup.check_base(base, snapshot)
         directory = self.store.paths.session(session)
         env = self.environment(spec)
         return bringup.restore_tree(
             self.store, base, snapshot, spec, directory, env, upper=upper, verify=verify, stock=self.stock
         )
+
+    def get_ahead(self, session: SessionRecord | None) -> None:
+        """Workers for what may come next; a little later where twins and drafts hide what a snapshot or restore takes."""
+        if self.stock.on:
+            hidden = self.twins.on or self.drafts.on
+            self.stock.refill(session, chores.PATIENCE if hidden else ahead.PATIENCE)
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
@@ -345,20 +288,17 @@ class Engine:
             return
 
         def discard() -> None:
-            try:
-                with self.store.operation():
-                    self.store.discard_layers(layers)
-            finally:
-                self.store.db.close()
+            with self.store.operation():
+                self.store.discard_layers(layers)
 
-        self._chores.submit(discard)
+        self._chores.later(discard)
 
     def forget_removed(self, session: str) -> None:
         """The directory of a session that has no row any more; see `_discard`."""
         if self._chores is None:
             self.forget_session_directory(session)
         else:
-            self._chores.submit(self.forget_session_directory, session)
+            self._chores.later(lambda: self.forget_session_directory(session))
 
     def end_live(self, live: bringup.Live) -> None:
         """End an incarnation that no row names."""

@@ -47,8 +47,10 @@ def check_name(name: str | None) -> str | None:
 class Session:
     """A handle. It holds no resources: dropping it does nothing to the session, and any number may exist for one."""
 
-    def __init__(self, engine: Engine, session: str, *, unseen: bool = False) -> None:
+    def __init__(self, engine: Engine, session: str, *, unseen: bool = False, shell: str = "") -> None:
         """`unseen`: what is done through this handle changes nothing that a caller could see."""
+        self.shell = shell
+        """What the shell of a new session was doing when the session first answered: idle, busy, starting, ..."""
         self._engine = engine
         self._unseen = unseen
         self._store = engine.store
@@ -308,7 +310,7 @@ class Session:
 
     def _get_ahead(self) -> None:
         if self._engine.stock.on:
-            self._engine.stock.refill(self.record)
+            self._engine.get_ahead(self.record)
 
     def _auto_snapshot(self) -> None:
         taken = self.snapshot()
@@ -335,7 +337,7 @@ class Session:
         `verify`: what comes up is compared with the snapshot's manifest before it runs; if it differs, VerifyFailed.
         """
         with self._store.operation(), locks.exclusive(self._store.paths.session_lock(self.id)):
-            record = self._engine.settle(self._engine.resolved(self.id))
+            record = self._engine.resolved(self.id)
             with self._store.holding(self._store.db.snapshot(snapshot, record.tree)) as target:
                 base = self._store.db.base(target.base)
                 spec = replace(target.spec, auto_snapshot=record.spec.auto_snapshot)

@@ -18,7 +18,7 @@ from waypoint import bringup
 from waypoint.errors import WaypointError
 from waypoint.kernel import trees
 from waypoint.kernel.criu_timers import has_running_timers
-from waypoint.model import SnapshotRecord
+from waypoint.model import BaseRecord, SnapshotRecord
 from waypoint.store import locks
 from waypoint.store.store import Store
 
@@ -46,6 +46,7 @@ class _Twin:
         self.snapshot = snapshot
         self.since = time.monotonic()
         self._kept = contextlib.ExitStack()
+        self._base: BaseRecord | None = None
         self._restoring: bringup.Restoring | None = None
         self._problem: BaseException | None = None
         self._settled = threading.Event()
@@ -57,9 +58,9 @@ class _Twin:
             with self._store.operation(), self._store.holding(self.snapshot) as source:
                 self._kept.enter_context(locks.shared(self._store.paths.gate))  # gc must not take it for garbage
                 self._store.keep(source, self._kept)
-                base = self._store.db.base(source.base)
+                self._base = self._store.db.base(source.base)
                 restoring = bringup.restore_processes(
-                    self._store, base, source, source.spec, None, waits=True, guarded=True
+                    self._store, self._base, source, source.spec, None, waits=True, guarded=True
                 )
                 next(restoring)
             self._restoring = restoring
@@ -78,13 +79,15 @@ class _Twin:
     def failed(self) -> bool:
         return self._problem is not None
 
-    def adopt(self, verify: bool) -> bringup.Live:
-        """It goes on, and is the caller's; raises what went wrong with it. Once, by whoever has taken it."""
+    def adopt(self, snapshot: SnapshotRecord, verify: bool) -> bringup.Live:
+        """It goes on as `snapshot`, and is the caller's; raises what went wrong with it. Once, by whoever has taken it."""
         self._settled.wait()
         with self._kept:
-            if self._restoring is None:
+            if self._restoring is None or self._base is None:
                 raise self._problem or AssertionError("a twin waits, or something is wrong with it")
-            return bringup.go_on(self._restoring, verify)
+            with contextlib.closing(self._restoring):
+                bringup.check_base(self._base, snapshot)
+                return bringup.go_on(self._restoring, verify)
 
     def let_go(self) -> None:
         """Nobody wants it any more."""
@@ -92,6 +95,11 @@ class _Twin:
         with self._kept, contextlib.suppress(WaypointError, OSError):
             if self._restoring is not None:
                 self._restoring.close()
+
+
+def _same(a: SnapshotRecord, b: SnapshotRecord) -> bool:
+    """One is as good as the other: snapshots between which nothing has changed share their image."""
+    return (a.image, a.layers, a.spec) == (b.image, b.layers, b.spec)
 
 
 class Twins:
@@ -118,17 +126,21 @@ class Twins:
         with self._change:
             if self._closed:
                 return
-            self._wanted = [snapshot, *(one for one in self._wanted if one.id != snapshot.id)][: self._budget.twins]
+            self._wanted = [snapshot, *(one for one in self._wanted if not _same(one, snapshot))][: self._budget.twins]
             if self._keeper is None:
                 self._keeper = threading.Thread(target=self._keep, name="twins", daemon=True)
                 self._keeper.start()
             self._change.notify_all()
 
-    def take(self, snapshot: str) -> _Twin | None:
-        """The caller adopts it. One that is still on its way up is further than a restore that begins now."""
+    @property
+    def on(self) -> bool:
+        return self._budget.twins > 0
+
+    def take(self, snapshot: SnapshotRecord) -> _Twin | None:
+        """The caller adopts it, or lets it go. One that is still on its way up is further than a restore that begins now."""
         with self._change:
             for twin in self._there:
-                if twin.snapshot.id == snapshot and not twin.failed:
+                if _same(twin.snapshot, snapshot) and not twin.failed:
                     self._there.remove(twin)
                     return twin
         return None
@@ -176,13 +188,17 @@ class Twins:
     def _plan(self) -> tuple[list[SnapshotRecord], list[_Twin]]:
         oldest = time.monotonic() - IDLE_SECONDS
         with self._change:
-            stale = {twin.snapshot.id for twin in self._there if twin.since < oldest}
-            self._wanted = self._affordable([one for one in self._wanted if one.id not in stale])
-            names = {one.id for one in self._wanted}
-            surplus = [twin for twin in self._there if twin.snapshot.id not in names or twin.failed]
-            self._there = [twin for twin in self._there if twin not in surplus]
-            there = {twin.snapshot.id for twin in self._there}
-            return [one for one in self._wanted if one.id not in there], surplus
+            stale = [twin.snapshot for twin in self._there if twin.since < oldest]
+            wanted = [one for one in self._wanted if not any(_same(one, old) for old in stale)]
+            self._wanted = self._affordable(wanted)
+            kept = [
+                twin
+                for twin in self._there
+                if not twin.failed and any(_same(twin.snapshot, one) for one in self._wanted)
+            ]
+            surplus = [twin for twin in self._there if twin not in kept]
+            self._there = kept
+            return [one for one in self._wanted if not any(_same(twin.snapshot, one) for twin in kept)], surplus
 
     def _affordable(self, wanted: list[SnapshotRecord]) -> list[SnapshotRecord]:
         left = self._budget.bytes

@@ -65,7 +65,7 @@ def test_a_restore_and_a_fork_adopt_a_twin(paired: Engine, session: Session, mon
     snapshot = session.snapshot().id
     adopted: list[str] = []
     adopt = twins_module._Twin.adopt
-    monkeypatch.setattr(twins_module._Twin, "adopt", lambda twin, verify: adopted.append(snapshot) or adopt(twin, verify))
+    monkeypatch.setattr(twins_module._Twin, "adopt", lambda *given: adopted.append(snapshot) or adopt(*given))
     for verify in (False, True):
         session.exec("N=2; echo two >/file; kill %1")
         has_twin(paired, snapshot)

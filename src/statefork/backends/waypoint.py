@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from statefork.backends.option_values import choice, flag, share, size_bytes, variables
-from statefork.backends.waypoint_live import NOTE, Stored, WaypointLive, leave_note, session_name
+from statefork.backends.waypoint_live import NOTE, Stored, WaypointLive, leave_note, name_at, note_ahead
 from statefork.backends.waypoint_probe import probe
 from statefork.driver import Captured, Driver, Live, Place
 from statefork.errors import NotFound, SessionDead, UsageError, WrongState
@@ -70,6 +70,7 @@ class WaypointOptions:
 class WaypointDriver(Driver):
     name = "waypoint"
     durable = True
+    hasty = True
 
     def __init__(self, options: WaypointOptions) -> None:
         self.options = options
@@ -80,15 +81,18 @@ class WaypointDriver(Driver):
         # What was attached to is left as it is, so pausing it cannot mean to end it: that is left to `suspend`.
         return replace(found, pause_releases_memory=False) if self.options.session else found
 
+    def prepare(self, place: Place) -> None:
+        for store in list(self._engines)[:1]:  # another is known only when it is used, and noted then
+            note_ahead(place, store)
+
     def start(self, place: Place) -> Live:
         engine = self._engine(self._store(place))
         options = self.options
         with engine.store.operation():  # no collector takes a base away that has no session yet
             base = self._base(engine)
-            name = session_name(place)
-            leave_note(place, engine, session=name)
+            leave_note(place, engine.store.paths.home)
             session = engine.new(
-                name=name,
+                name=name_at(place),
                 base=base,
                 network=options.network,
                 limits=options.limits,
@@ -120,8 +124,8 @@ class WaypointDriver(Driver):
     def revive(self, captured: Captured, place: Place) -> Live:
         stored: Stored = captured.handle
         engine = self._engine(stored.store)
-        leave_note(place, engine, session=session_name(place))
-        (session,) = engine.fork(engine.store.db.snapshot(stored.snapshot), 1, [session_name(place)])
+        leave_note(place, stored.store)
+        (session,) = engine.fork(engine.store.db.snapshot(stored.snapshot), 1, [name_at(place)])
         return WaypointLive(engine, session, owned=True)
 
     def keep(self, captured: Captured, name: str) -> str:
@@ -172,23 +176,19 @@ class WaypointDriver(Driver):
         return Stored(Path(note["store"]), note["snapshot"])
 
     def abandon(self, place: Place) -> None:
-        file = place.directory / NOTE
         try:
-            note, noted_at = json.loads(file.read_text()), file.stat().st_mtime
+            note = json.loads((place.directory / NOTE).read_text())
         except FileNotFoundError:
             return
         engine = self._engine(Path(note["store"]))
-        if note["session"] == session_name(place):
-            with suppress(NotFound):
-                session = engine.session(note["session"])  # its snapshots stay: others may have been told of them
-                try:
-                    session.remove()
-                except WrongState:  # it was only being made: that is for the engine's own collector
-                    engine.gc()
-            return
-        snapshot = note.get("snapshot") or _taken_since(engine, note["session"], noted_at)
-        if snapshot:
-            _drop(engine, snapshot)
+        with suppress(NotFound):
+            session = engine.session(name_at(place))  # its snapshots stay: others may have been told of them
+            try:
+                session.remove()
+            except WrongState:  # it was only being made: that is for the engine's own collector
+                engine.gc()
+        with suppress(NotFound):
+            _drop(engine, engine.store.db.snapshot(name_at(place)).id)
 
     def close(self) -> None:
         """Bases stay in the store, for the next one: `statefork gc` removes those that nothing needs."""
@@ -209,16 +209,16 @@ class WaypointDriver(Driver):
     @classmethod
     def sweep(cls, home: Path, in_use: Callable[[str], bool]) -> Iterable[str]:
         own = home / "waypoint"
-        notes: dict[Path, list[dict[str, str]]] = {own: []}
+        noted: dict[Path, list[str]] = {own: []}
         for file in sorted(home.glob(f"trees/*/*/{NOTE}")):
             if not in_use(file.parent.parent.name):
-                note = json.loads(file.read_text())
-                notes.setdefault(Path(note["store"]), []).append(note)
-        for store, noted in notes.items():
+                store = Path(json.loads(file.read_text())["store"])
+                noted.setdefault(store, []).append(f"statefork-{file.parent.name}")
+        for store, names in noted.items():
             if not (store / "store.db").exists():
                 continue
             with Engine(store) as engine:
-                yield from _sweep_noted(engine, noted)
+                yield from _sweep_named(engine, set(names))
                 if store == own:
                     yield from (
                         f"waypoint {what}: {n}" for what, n in engine.gc().items() if n and what != "freed_bytes"
@@ -269,30 +269,22 @@ def _drop(engine: Engine, snapshot: str) -> bool:
     return True
 
 
-def _taken_since(engine: Engine, session: str, noted_at: float) -> str | None:
-    """The snapshot that was being taken when the process was killed, before it could note its id."""
-    found = [r for r in engine.snapshots() if r.session == session and not r.pinned and r.created >= noted_at]
-    return min(found, key=lambda record: record.created).id if found else None
-
-
-def _sweep_noted(engine: Engine, notes: list[dict[str, str]]) -> Iterator[str]:
-    """Sessions by the name of their place, so never one that was attached to; then all snapshots that were noted, and
-    those of our sessions that were not noted any more when the owner died."""
+def _sweep_named(engine: Engine, names: set[str]) -> Iterator[str]:
+    """Sessions and snapshots by the name of their place, so never what was attached to; then what else was taken of those
+    sessions, by hand."""
     ours = set()
-    for name in {note["session"] for note in notes if note["session"].startswith("statefork-")}:
-        with suppress(NotFound):
-            session = engine.session(name)
+    for record in engine.sessions():
+        if record.name in names:
+            session = engine.session(record.id)
             ours.add(session.id)
             try:
                 session.remove()
             except WrongState:  # it was only being made: that is for the engine's own collector
                 engine.gc()
             yield f"waypoint session {session.id}"
-    snapshots = {note["snapshot"] for note in notes if "snapshot" in note}
-    snapshots |= {record.id for record in engine.snapshots() if record.session in ours}
-    for snapshot in sorted(snapshots):
-        if _drop(engine, snapshot):
-            yield f"waypoint snapshot {snapshot}"
+    for taken in engine.snapshots():
+        if (taken.name in names or taken.session in ours) and _drop(engine, taken.id):
+            yield f"waypoint snapshot {taken.id}"
 
 
 # -- methods ----------------------------------------------------------------------------------------------------------

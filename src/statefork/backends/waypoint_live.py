@@ -22,7 +22,7 @@ from waypoint.model import SnapshotRecord
 from waypoint.outcomes import ExecResult as Outcome
 from waypoint.session import Session
 
-__all__ = ["NOTE", "Stored", "WaypointLive", "leave_note", "session_name"]
+__all__ = ["NOTE", "Stored", "WaypointLive", "leave_note", "name_at", "note_ahead"]
 
 NOTE = "waypoint.json"
 
@@ -44,7 +44,7 @@ class WaypointLive(Live):
         """A new shell has run something. One that came back is only looked at: it may be in the middle of a command,
         and if it is not, its `$?` and `$_` would be others afterwards."""
         with self._reached():
-            if self.session.state()["state"] != "starting":
+            if (self.session.shell or self.session.state()["state"]) != "starting":
                 return
         super().ready(timeout)
 
@@ -123,10 +123,9 @@ class WaypointLive(Live):
         return {"store": str(self._engine.store.paths.home), "session": self.session.id, "owned": self._owned}
 
     def capture(self, place: Place, mode: Mode, parent: Captured | None) -> Captured:
-        leave_note(place, self._engine, session=self.session.id)
+        leave_note(place, self._engine.store.paths.home)
         with self._reached():
-            taken = self.session.snapshot()
-        leave_note(place, self._engine, session=self.session.id, snapshot=taken.id)
+            taken = self.session.snapshot(name_at(place))
         if mode == "files":
             taken = self._engine.keep_files_only(taken)
         return captured_by(self._engine, taken)
@@ -138,6 +137,12 @@ class WaypointLive(Live):
                 self.session.remove()
         elif self._suspended:
             self.session.resume()
+
+    def retire(self) -> None:
+        try:
+            self.stop()
+        finally:
+            self._engine.store.db.close()  # of this thread, which may never use it again
 
     def suspend(self) -> None:
         """For a session that was attached to: it is the engine's own pause, which gives the memory back too."""
@@ -199,14 +204,28 @@ class Stored:
     snapshot: str
 
 
-def session_name(place: Place) -> str:
+def name_at(place: Place) -> str:
+    """Of the session or the snapshot that is made at a place: by it that is found again after a crash."""
     return f"statefork-{place.name}"
 
 
-def leave_note(place: Place, engine: Engine, **facts: str) -> None:
+def leave_note(place: Place, store: Path) -> None:
+    """In which store that is, before it is made."""
+    text = json.dumps({"store": str(store)})
+    if _noted.pop(place.name, None) == text:
+        return
     fresh = place.directory / f".{NOTE}"
-    fresh.write_text(json.dumps({"store": str(engine.store.paths.home), **facts}))
+    fresh.write_text(text)
     fresh.replace(place.directory / NOTE)
+
+
+def note_ahead(place: Place, store: Path) -> None:
+    leave_note(place, store)
+    _noted[place.name] = json.dumps({"store": str(store)})
+
+
+_noted: dict[str, str] = {}
+"""Places that have their note and wait to be used."""
 
 
 def captured_by(engine: Engine, taken: SnapshotRecord) -> Captured:

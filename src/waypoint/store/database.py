@@ -1,6 +1,6 @@
 """The tree in SQLite. A snapshot, session or base exists when its row commits; what no row names is garbage.
 
-Only this module knows SQL. Rows are the model's dataclasses; their nested parts are JSON columns.
+Only this module knows SQL. Rows are the model's dataclasses (rows.py).
 """
 
 from __future__ import annotations
@@ -11,14 +11,23 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from waypoint.errors import DiskFull, Exists, NotFound, StoreError, WrongState
-from waypoint.model import BaseRecord, Capture, Limits, SessionRecord, SnapshotRecord, Spec, StartState
+from waypoint.model import BaseRecord, Process, SessionRecord, SnapshotRecord
 from waypoint.store.find import FORMAT_VERSION, find_rows
 from waypoint.store.reserve import Reserve
+from waypoint.store.rows import (
+    SESSION_COLUMNS,
+    SNAPSHOT_COLUMNS,
+    session_row,
+    snapshot_row,
+    spec_text,
+    to_base,
+    to_session,
+    to_snapshot,
+)
 
 __all__ = ["FORMAT_VERSION", "Database"]
 
@@ -46,46 +55,6 @@ CREATE TABLE endings (session TEXT PRIMARY KEY, snapshot TEXT NOT NULL, frozen_n
 
 _PRESENT = "(SELECT id FROM snapshots WHERE id=?)"
 """A snapshot's id, or NULL if it has been removed meanwhile."""
-
-_SNAPSHOT_COLUMNS = [
-    "id",
-    "name",
-    "parent",
-    "tree",
-    "session",
-    "base",
-    "spec",
-    "layers",
-    "full",
-    "created",
-    "duration_ms",
-    "paused_ms",
-    "files_bytes",
-    "memory_bytes",
-    "capture",
-    "manifest",
-    "pinned",
-    "shares",
-]
-_SESSION_COLUMNS = [
-    "id",
-    "name",
-    "state",
-    "tree",
-    "base",
-    "spec",
-    "snapshot",
-    "layers",
-    "upper",
-    "init_pid",
-    "init_start",
-    "boot",
-    "created",
-    "epoch",
-    "undo",
-    "pause",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -232,10 +201,10 @@ class Database:
         row = self._connection().execute("SELECT * FROM bases WHERE id=? OR name=?", (base, base)).fetchone()
         if row is None:
             raise NotFound(f"no base {base}", base=base)
-        return _base(row)
+        return to_base(row)
 
     def bases(self) -> list[BaseRecord]:
-        return [_base(row) for row in self._connection().execute("SELECT * FROM bases")]
+        return [to_base(row) for row in self._connection().execute("SELECT * FROM bases")]
 
     def base_has_name(self, base: str) -> bool:
         row = self._connection().execute("SELECT name FROM bases WHERE id=?", (base,)).fetchone()
@@ -253,11 +222,11 @@ class Database:
 
     def add_sessions(self, records: list[SessionRecord]) -> None:
         """All or none."""
-        marks = ",".join("?" * len(_SESSION_COLUMNS))
+        marks = ",".join("?" * len(SESSION_COLUMNS))
         with self.write() as connection:
             for record in records:
                 try:
-                    connection.execute(f"INSERT INTO sessions VALUES ({marks})", _session_row(record))
+                    connection.execute(f"INSERT INTO sessions VALUES ({marks})", session_row(record))
                 except sqlite3.IntegrityError as error:
                     if "FOREIGN KEY" in str(error):
                         gone = f"the base or snapshot of the new session was removed meanwhile: {record.base}"
@@ -270,7 +239,7 @@ class Database:
             for session, columns in sessions.items():
                 values = {**columns, "state": "live"}
                 values["layers"] = json.dumps(values["layers"])
-                values["spec"] = _spec_text(values["spec"])
+                values["spec"] = spec_text(values["spec"])
                 sets = ",".join(f"{name}=?" for name in values)
                 connection.execute(f"UPDATE sessions SET {sets} WHERE id=?", (*values.values(), session))
 
@@ -278,7 +247,7 @@ class Database:
         if "layers" in columns:
             columns["layers"] = json.dumps(columns["layers"])
         if "spec" in columns:
-            columns["spec"] = _spec_text(columns["spec"])
+            columns["spec"] = spec_text(columns["spec"])
         sets = ",".join(f"{name}={_PRESENT if name == 'snapshot' else '?'}" for name in columns)
         try:
             with self.write() as connection:
@@ -294,14 +263,14 @@ class Database:
             connection.execute("DELETE FROM endings WHERE session=?", (session,))
 
     def sessions(self) -> list[SessionRecord]:
-        return [_session(row) for row in self._connection().execute("SELECT * FROM sessions ORDER BY created, id")]
+        return [to_session(row) for row in self._connection().execute("SELECT * FROM sessions ORDER BY created, id")]
 
     def session(self, key: str) -> SessionRecord:
         """By id, name or unique prefix of an id."""
         rows = self._find("sessions", key, None)
         if not rows:
             raise NotFound(f"no session {key}; `waypoint ls` lists them", session=key)
-        return _session(rows[0])
+        return to_session(rows[0])
 
     # -- snapshots --------------------------------------------------------------------------------------------------
 
@@ -309,7 +278,7 @@ class Database:
         """The snapshot's row and what it changes in its session, in one transaction."""
         try:
             with self.write() as connection:
-                _insert_snapshot(connection, dict(zip(_SNAPSHOT_COLUMNS, _snapshot_row(record), strict=True)))
+                _insert_snapshot(connection, dict(zip(SNAPSHOT_COLUMNS, snapshot_row(record), strict=True)))
                 if session_update:
                     values = dict(session_update)
                     if "layers" in values:
@@ -319,11 +288,48 @@ class Database:
         except sqlite3.IntegrityError as error:
             raise Exists(f"this tree has a snapshot named {record.name} already", name=record.name) from error
 
+    def add_draft(self, record: SnapshotRecord, manifest: str, init: Process) -> bool:
+        """The row of a snapshot that was taken before it was asked for, if its session is still what it was taken of."""
+        row = dict(zip(SNAPSHOT_COLUMNS, snapshot_row(record, manifest), strict=True))
+        try:
+            with self.write() as connection:
+                if not _is_at(connection, record, record.parent, init):
+                    return False
+                _insert_snapshot(connection, row)
+                _stands_on(connection, record)
+                return True
+        except sqlite3.IntegrityError as error:
+            raise Exists(f"this tree has a snapshot named {record.name} already", name=record.name) from error
+
+    def add_copy(self, record: SnapshotRecord, of: str, init: Process) -> bool:
+        """A second row for what `of` holds, under another id and name; False if that, or the session on it, is there no more.
+
+        Whoever removes a row looks afterwards whether another names its files: so they need not be held meanwhile.
+        """
+        own = {
+            "id": record.id, "name": record.name, "parent": of, "created": record.created, "duration_ms": record.duration_ms,
+            "paused_ms": record.paused_ms, "files_bytes": record.files_bytes, "memory_bytes": record.memory_bytes,
+            "shares": record.shares,
+        }  # fmt: skip
+        columns = ",".join("?" if name in own else name for name in SNAPSHOT_COLUMNS)
+        values = [own[name] for name in SNAPSHOT_COLUMNS if name in own]
+        try:
+            with self.write() as connection:
+                if not _is_at(connection, record, of, init):
+                    return False
+                query = f"INSERT INTO snapshots SELECT {columns} FROM snapshots WHERE id=? AND full"
+                if connection.execute(query, (*values, of)).rowcount == 0:
+                    return False
+                _stands_on(connection, record)
+                return True
+        except sqlite3.IntegrityError as error:
+            raise Exists(f"this tree has a snapshot named {record.name} already", name=record.name) from error
+
     # -- endings: a session that is about to be ended at a snapshot (ending.py) ---------------------------------------
 
     def add_ending(self, record: SnapshotRecord, frozen_ns: int) -> None:
         """The intent; the snapshot does not exist yet. `frozen_ns`: the session's files have not changed since."""
-        row = json.dumps(dict(zip(_SNAPSHOT_COLUMNS, _snapshot_row(record), strict=True)))
+        row = json.dumps(dict(zip(SNAPSHOT_COLUMNS, snapshot_row(record), strict=True)))
         with self.write() as connection:
             connection.execute("INSERT OR REPLACE INTO endings VALUES (?,?,?)", (record.session, row, frozen_ns))
 
@@ -365,7 +371,12 @@ class Database:
         rows = self._find("snapshots", key, tree)
         if not rows:
             raise NotFound(f"no snapshot {key}; `waypoint tree` lists them", snapshot=key)
-        return _snapshot(rows[0])
+        return to_snapshot(rows[0])
+
+    def is_as(self, snapshot: SnapshotRecord) -> bool:
+        """It is there, and neither were its layers merged nor its processes given up since it was read."""
+        row = self._connection().execute("SELECT full, layers FROM snapshots WHERE id=?", (snapshot.id,)).fetchone()
+        return row is not None and (bool(row["full"]), row["layers"]) == (snapshot.full, json.dumps(snapshot.layers))
 
     def has_snapshot_name(self, tree: str, name: str) -> bool:
         query = "SELECT 1 FROM snapshots WHERE tree=? AND name=?"
@@ -374,9 +385,9 @@ class Database:
     def snapshots(self, tree: str | None = None) -> list[SnapshotRecord]:
         """Without their manifests, which are large; `snapshot` has it."""
         where, values = ("", ()) if tree is None else (" WHERE tree=?", (tree,))
-        columns = ",".join("'{}' AS manifest" if name == "manifest" else name for name in _SNAPSHOT_COLUMNS)
+        columns = ",".join("'{}' AS manifest" if name == "manifest" else name for name in SNAPSHOT_COLUMNS)
         rows = self._connection().execute(f"SELECT {columns} FROM snapshots{where} ORDER BY created, id", values)
-        return [_snapshot(row) for row in rows]
+        return [to_snapshot(row) for row in rows]
 
     def reparent(self, snapshot: str, parent: str | None) -> None:
         """Children of `snapshot` become children of `parent`: a snapshot's layers and image need no ancestor."""
@@ -400,84 +411,17 @@ class Database:
         return find_rows(self._connection(), table, key, tree)
 
 
+def _is_at(connection: sqlite3.Connection, record: SnapshotRecord, parent: str | None, init: Process) -> bool:
+    """The snapshot's session still is this incarnation, and has had no other snapshot since `parent`."""
+    query = "SELECT 1 FROM sessions WHERE id=? AND state='live' AND snapshot IS ? AND init_pid=? AND init_start=?"
+    return connection.execute(query, (record.session, parent, init.pid, init.start)).fetchone() is not None
+
+
+def _stands_on(connection: sqlite3.Connection, record: SnapshotRecord) -> None:
+    connection.execute("UPDATE sessions SET snapshot=? WHERE id=?", (record.id, record.session))
+
+
 def _insert_snapshot(connection: sqlite3.Connection, row: dict[str, Any]) -> None:
     """Its parent may have been removed since the snapshot began: then it has none."""
     marks = ",".join(_PRESENT if name == "parent" else "?" for name in row)
     connection.execute(f"INSERT INTO snapshots VALUES ({marks})", list(row.values()))
-
-
-# -- rows <-> records -------------------------------------------------------------------------------------------------
-
-
-@lru_cache(256)
-def _spec_text(spec: Spec) -> str:
-    return json.dumps(asdict(spec))
-
-
-@lru_cache(256)
-def _spec(text: str) -> Spec:
-    """Read for every command; nearly always the same few."""
-    read = json.loads(text)
-    read["limits"] = Limits(**read["limits"])
-    read["start"] = _start(read["start"])
-    read["capabilities"] = tuple(read["capabilities"])
-    return Spec(**read)
-
-
-def _start(read: dict[str, Any]) -> StartState:
-    return StartState(
-        env=tuple((key, value) for key, value in read["env"]),
-        workdir=read["workdir"],
-        user=read["user"],
-        argv=tuple(read["argv"]),
-    )
-
-
-def _base(row: sqlite3.Row) -> BaseRecord:
-    return BaseRecord(
-        id=row["id"],
-        kind=row["kind"],
-        source=row["source"],
-        layers=tuple(json.loads(row["layers"])),
-        start=_start(json.loads(row["start"])),
-        digest=row["digest"],
-        flat=bool(row["flat"]),
-        notes=tuple(json.loads(row["notes"])),
-    )
-
-
-def _session_row(record: SessionRecord) -> list[Any]:
-    values = {name: getattr(record, name) for name in _SESSION_COLUMNS}
-    values["spec"] = _spec_text(record.spec)
-    values["layers"] = json.dumps(record.layers)
-    return list(values.values())
-
-
-def _session(row: sqlite3.Row) -> SessionRecord:
-    values = dict(row)
-    values["spec"] = _spec(values["spec"])
-    values["layers"] = tuple(json.loads(values["layers"]))
-    return SessionRecord(**values)
-
-
-def _snapshot_row(record: SnapshotRecord) -> list[Any]:
-    values = {name: getattr(record, name) for name in _SNAPSHOT_COLUMNS}
-    values["spec"] = _spec_text(record.spec)
-    values["layers"] = json.dumps(record.layers)
-    values["capture"] = json.dumps(asdict(record.capture))
-    values["manifest"] = json.dumps(record.manifest)
-    values["full"] = int(record.full)
-    values["pinned"] = int(record.pinned)
-    return list(values.values())
-
-
-def _snapshot(row: sqlite3.Row) -> SnapshotRecord:
-    values = dict(row)
-    values["spec"] = _spec(values["spec"])
-    values["layers"] = tuple(json.loads(values["layers"]))
-    capture = json.loads(values["capture"])
-    values["capture"] = Capture(tuple(capture["captured"]), tuple(capture["not_captured"]))
-    values["manifest"] = json.loads(values["manifest"])
-    values["full"] = bool(values["full"])
-    values["pinned"] = bool(values["pinned"])
-    return SnapshotRecord(**values)

@@ -1,0 +1,132 @@
+"""New sessions from a snapshot: many side by side, or one that is up already because it has a twin."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from waypoint import bringup, faults
+from waypoint.errors import CriuError, KernelError, SessionDead, WaypointError
+from waypoint.model import BaseRecord, SessionRecord, SnapshotRecord
+from waypoint.session import Session, check_name, fork_threads, new_id
+
+if TYPE_CHECKING:
+    from waypoint.engine import Engine
+
+__all__ = ["fork"]
+
+
+def fork(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str] | None, verify: bool) -> list[Session]:
+    """All or none, even if the caller is killed half-way."""
+    if names is not None and len(names) != n:
+        raise WaypointError(f"{len(names)} names for {n} forks")
+    for name in names or ():
+        check_name(name)
+    adopted = _adopt(engine, snapshot, names[0] if names else None, verify) if n == 1 else None
+    forks = [adopted] if adopted is not None else _make(engine, snapshot, n, names, verify)
+    faults.point("fork-live")
+    engine.get_ahead(None)
+    engine.twins.want(snapshot)
+    if snapshot.spec.on_fork:
+        _greet(engine, forks, snapshot.spec.on_fork)
+    return forks
+
+
+def _adopt(engine: Engine, snapshot: SnapshotRecord, name: str | None, verify: bool) -> Session | None:
+    """One row, when the twin has answered. None if there is no twin, or it is of no use any more.
+
+    Until then no row names it: if this process is killed meanwhile, gc ends it.
+    """
+    store = engine.store
+    with store.operation():
+        twin = engine.twins.take(snapshot)
+        if twin is None:
+            return None
+        if not store.db.is_as(snapshot):
+            twin.let_go()
+            return None
+        try:
+            live = twin.adopt(snapshot, verify)
+        except (CriuError, SessionDead, KernelError):  # it died meanwhile: the snapshot is as good as ever
+            return None
+        session = new_id("s")
+        try:
+            faults.point("fork-up")
+            store.paths.session(session).mkdir()
+            record = SessionRecord(
+                id=session, name=name, state="live", tree=snapshot.tree, base=snapshot.base, boot=engine.boot, created=time.time(),
+                snapshot=snapshot.parent if snapshot.pinned else snapshot.id, **live.columns(),
+            )  # fmt: skip
+            store.db.add_sessions([record])
+        except BaseException:
+            engine.end_live(live)
+            engine.forget_session_directory(session)
+            raise
+    return Session(engine, session, shell=live.shell)
+
+
+def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str] | None, verify: bool) -> list[Session]:
+    store = engine.store
+    ids = [new_id("s") for _ in range(n)]
+    with store.operation(), store.holding(snapshot) as source, fork_threads(n) as pool:
+        base = store.db.base(source.base)
+        parent = source.parent if source.pinned else source.id
+        uppers = store.new_uppers(n)
+        named: dict[str, str | None] = {session: names[i] if names else None for i, session in enumerate(ids)}
+        engine.new_rows(named, source.tree, base, source.spec, parent)
+        faults.point("fork-row")
+        futures = [
+            pool.submit(_make_one, engine, base, source, session, upper, verify)
+            for session, upper in zip(ids, uppers, strict=True)
+        ]
+        failures = [error for future in futures if (error := future.exception()) is not None]
+        made = {
+            session: future.result() for session, future in zip(ids, futures, strict=True) if not future.exception()
+        }
+        try:
+            if failures:
+                raise failures[0]
+            store.db.make_live({session: live.columns() for session, live in made.items()})
+            store.forget_numbers(set(uppers) - {live.upper for live in made.values()})
+        except BaseException:
+            for session, live in made.items():
+                engine.end_live(live)
+                engine.unmake(session)
+            raise
+    return [Session(engine, session, shell=made[session].shell) for session in ids]
+
+
+def _make_one(
+    engine: Engine, base: BaseRecord, snapshot: SnapshotRecord, session: str, upper: int, verify: bool
+) -> bringup.Live:
+    """In a thread of its own, which leaves the database to the others: a connection takes longer than what it is for."""
+    try:
+        live = engine.bring_up(base, snapshot, snapshot.spec, session, upper=upper, verify=verify)
+        faults.point("fork-up")
+        return live
+    except BaseException:
+        engine.unmake(session)
+        raise
+    finally:
+        engine.store.db.close()
+
+
+def _greet(engine: Engine, forks: list[Session], command: str) -> None:
+    """Run the command that the snapshot's session wants to be run in each fork."""
+
+    def greet(fork: Session) -> None:
+        try:
+            fork.exec(command, timeout=60)
+        finally:
+            engine.store.db.close()
+
+    try:
+        with fork_threads(len(forks)) as pool:
+            list(pool.map(greet, forks))
+    except BaseException:
+        for fork in forks:
+            with contextlib.suppress(WaypointError):
+                fork.remove()
+        raise
