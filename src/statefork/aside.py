@@ -6,24 +6,25 @@ are what any crash leaves: nobody was told of them, so they are removed by whoev
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from statefork.driver import Driver, Live, Place
 from statefork.errors import WaypointError
 from statefork.home import Grounds
 from statefork.tree import mint
+from waypoint.chores import Chores
 
 __all__ = ["Aside"]
 
 log = logging.getLogger(__name__)
-PATIENCE = 0.015
-"""The caller's next command is under way: what is done beside it would take a processor from it."""
 _KINDS = ("l", "s")
 _pool = ThreadPoolExecutor(4, thread_name_prefix="statefork-aside")
+_soon = Chores("statefork-soon")
+"""Hands over to the pool when the caller is well on its way; it need not be woken for that, as the pool must be."""
 
 
 class Aside:
@@ -32,71 +33,80 @@ class Aside:
     def __init__(self, grounds: Grounds, driver: Driver) -> None:
         self._grounds = grounds
         self._driver = driver
-        self._lock = threading.Lock()
+        self._change = threading.Condition()
         self._spare: dict[str, Place] = {}
         self._stocking = False
-        self._retiring: set[Future[None]] = set()
+        self._count = itertools.count()
+        self._doomed: dict[int, tuple[Live, Place]] = {}
+        self._stopping = 0
         self._closed = False
 
     def place(self, kind: str) -> Place:
         """A fresh one, made ahead if there is one."""
-        with self._lock:
+        with self._change:
             found = self._spare.pop(kind, None)
         return found or self._grounds.place(mint(kind))
 
     def stock(self) -> None:
         """Have places for what comes next, soon."""
-        with self._lock:
+        with self._change:
             if self._stocking or self._closed:
                 return
             self._stocking = True
-        _pool.submit(self._stock)
+        _soon.later(lambda: _pool.submit(self._stock), lazily=True)
 
     def retire(self, live: Live, place: Place) -> None:
-        """Stop it and clear its place."""
-
-        def work() -> None:
-            time.sleep(PATIENCE)
-            try:
-                live.retire()
-                self._grounds.clear(place)
-            except (WaypointError, OSError) as error:
-                log.warning("%s could not be removed: %s", live.description, error)
-
-        future = _pool.submit(work)
-        with self._lock:
-            self._retiring.add(future)
-        future.add_done_callback(self._retired)
+        """Stop it and clear its place, soon."""
+        with self._change:
+            number = next(self._count)
+            self._doomed[number] = (live, place)
+        _soon.later(lambda: _pool.submit(self._stop, number), lazily=True)
 
     def settle(self) -> None:
         """Whatever was to be stopped has been stopped when this returns."""
-        with self._lock:
-            waiting = set(self._retiring)
-        wait(waiting)
+        while True:
+            with self._change:
+                number = next(iter(self._doomed), None)
+                if number is None:
+                    self._change.wait_for(lambda: not self._stopping)
+                    return
+            self._stop(number)
 
     def close(self) -> None:
         """The same, and no place is made any more."""
-        with self._lock:
+        with self._change:
             self._closed = True
             spare, self._spare = self._spare, {}
         for place in spare.values():
             self._grounds.clear(place)
         self.settle()
 
-    def _retired(self, future: Future[None]) -> None:
-        with self._lock:
-            self._retiring.discard(future)
+    def _stop(self, number: int) -> None:
+        with self._change:
+            found = self._doomed.pop(number, None)
+            if found is None:
+                return
+            self._stopping += 1
+        live, place = found
+        try:
+            live.retire()
+            self._grounds.clear(place)
+        except (WaypointError, OSError) as error:
+            log.warning("%s could not be removed: %s", live.description, error)
+        finally:
+            with self._change:
+                self._stopping -= 1
+                self._change.notify_all()
 
     def _stock(self) -> None:
-        time.sleep(PATIENCE)
         with suppress(WaypointError, OSError):
             for kind in _KINDS:
                 self._make(kind)
-        with self._lock:
+        with self._change:
             self._stocking = False
 
     def _make(self, kind: str) -> None:
-        with self._lock:
+        with self._change:
             if self._closed or kind in self._spare:
                 return
         place = self._grounds.place(mint(kind))
@@ -105,7 +115,7 @@ class Aside:
         except BaseException:
             self._grounds.clear(place)
             raise
-        with self._lock:
+        with self._change:
             if not self._closed:
                 self._spare[kind] = place
                 return

@@ -128,10 +128,10 @@ class Stock:
                 return found
             found.close()
 
-    def refill(self, session: SessionRecord | None, patience: float = PATIENCE) -> None:
+    def refill(self, session: SessionRecord | None) -> None:
         """After an operation: have a worker for the next snapshot of this session, and one for the next restore or fork."""
         if self.on:
-            self._later.later(lambda: self._refill(session), patience)
+            self._later.later(lambda: self._refill(session), PATIENCE)
 
     def _refill(self, session: SessionRecord | None) -> None:
         if not self.on:

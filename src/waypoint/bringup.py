@@ -18,7 +18,7 @@ from waypoint import faults
 from waypoint.ahead import Stock
 from waypoint.errors import BaseChanged, KernelError, SessionDead
 from waypoint.guest import frames
-from waypoint.guest.connection import connect
+from waypoint.guest.connection import Connection, connect
 from waypoint.identity import write_identity
 from waypoint.kernel import capabilities, cgroups, criu, nat, network, processes, seccomp
 from waypoint.kernel.launch import IdmapRefused, Overlay, Surroundings, start_init
@@ -220,7 +220,7 @@ def restore_processes(
                 kept.enter_context(locks.shared_on(waiting.gate))
             # CRIU keeps it: gc must not end what CRIU still works on
             gate = waiting.gate if waiting is not None else kept.enter_context(locks.shared(store.paths.gate))
-            init = yield from criu.restore(
+            restoring = criu.restore(
                 store.paths.image(snapshot.image),
                 overlay_for(store, base, layers, upper, spec.idmap),
                 own_network=spec.network != "host",
@@ -235,9 +235,11 @@ def restore_processes(
                 merge=spec.merge,
                 ahead=waiting.worker if waiting is not None else None,
             )
-        faults.point("up-restored")
-        reapply(init, snapshot, store.paths.image(snapshot.image))
-        said = handshake(init, f"from snapshot {snapshot.id}")
+            hello = kept.enter_context(_Hello(f"from snapshot {snapshot.id}"))
+            init = yield from _greeted(restoring, hello)
+            faults.point("up-restored")
+            reapply(init, snapshot, store.paths.image(snapshot.image))
+            said = hello.answer(init)
         return Live(init, upper, layers, spec, said.get("state", ""))
     except BaseException:
         if init is not None:
@@ -259,14 +261,55 @@ def _network_up(pid: int, key: str, outside: bool) -> None:
 
 def handshake(init: Process, what: str, timeout: float = 20) -> dict[str, str]:
     """The new session answers, and its shell is there: only then may it take anybody's place."""
-    deadline = time.monotonic() + timeout
-    with connect(init, what, timeout) as connection:
-        connection.send(frames.HELLO)
-        frame = connection.receive(deadline)
-    if frame is None or frame.type != frames.STATE:
-        raise SessionDead(f"the session {what} does not answer its handshake")
-    lines = frame.payload.decode(errors="surrogateescape").splitlines()
-    return dict(line.partition("=")[::2] for line in lines)
+    with _Hello(what) as hello:
+        return hello.answer(init, timeout)
+
+
+class _Hello:
+    """A handshake. It can be sent to an init that is held before its first instruction: that finds it when it goes on."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> _Hello:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def say(self, init: Process, timeout: float) -> None:
+        self._connection = connect(init, self._what, timeout)
+        self._connection.send(frames.HELLO)
+
+    def answer(self, init: Process, timeout: float = 20) -> dict[str, str]:
+        if self._connection is None:
+            self.say(init, timeout)
+        assert self._connection is not None
+        frame = self._connection.receive(time.monotonic() + timeout)
+        if frame is None or frame.type != frames.STATE:
+            raise SessionDead(f"the session {self._what} does not answer its handshake")
+        lines = frame.payload.decode(errors="surrogateescape").splitlines()
+        return dict(line.partition("=")[::2] for line in lines)
+
+
+def _greeted(restoring: Generator[int, bool, Process], hello: _Hello) -> Generator[int, bool, Process]:
+    """Say hello to what is held, so that it answers as soon as it goes on."""
+    try:
+        pid = next(restoring)
+        try:
+            with contextlib.suppress(SessionDead, OSError):  # then it is said later
+                hello.say(processes.identify(pid), 1)
+            verify = yield pid
+        except BaseException as error:
+            restoring.throw(error)
+            raise
+        restoring.send(verify)
+    except StopIteration as done:
+        init: Process = done.value
+        return init
+    raise AssertionError("a restore waits once at most")
 
 
 def retire(store: Store, live: Live, *, wait: bool = False) -> None:

@@ -13,11 +13,14 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["Chores"]
+__all__ = ["PATIENCE", "Chores"]
 
 log = logging.getLogger(__name__)
 PATIENCE = 0.015
-IDLE_SECONDS = 10.0
+_TICK = 0.03
+"""A thread that had something to do lately looks by itself whether there is more: to wake it takes its waker longer than to ask."""
+_AWAKE_SECONDS = 10.0
+_IDLE_SECONDS = 60.0
 
 
 class Chores:
@@ -29,20 +32,23 @@ class Chores:
         self._done = done
         self._change = threading.Condition()
         self._count = itertools.count()
-        self._waiting: list[tuple[float, int, Callable[[], None]]] = []
+        self._waiting: list[tuple[float, int, Callable[[], object]]] = []
         self._thread: threading.Thread | None = None
+        self._looks_by = 0.0
+        """When the thread will look again by itself."""
         self._closed = False
 
-    def later(self, work: Callable[[], None], patience: float = PATIENCE) -> bool:
-        """False: it will not be done, as the owner is closing."""
+    def later(self, work: Callable[[], object], patience: float = PATIENCE, *, lazily: bool = False) -> bool:
+        """False: it will not be done, as the owner is closing. `lazily`: it may take some hundredths of a second more."""
+        due = time.monotonic() + patience
         with self._change:
             if self._closed:
                 return False
-            heapq.heappush(self._waiting, (time.monotonic() + patience, next(self._count), work))
-            if self._thread is None or not self._thread.is_alive():
+            heapq.heappush(self._waiting, (due, next(self._count), work))
+            if self._thread is None or not self._thread.is_alive():  # after a fork it is not
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
-            elif self._waiting[0][2] is work:
+            elif self._looks_by > (due + _TICK if lazily else due):
                 self._change.notify()
         return True
 
@@ -68,18 +74,20 @@ class Chores:
         finally:
             self._done()
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> Callable[[], object] | None:
+        """The next chore when it is due; None when there has been none for long."""
+        began = time.monotonic()
         with self._change:
             while True:
-                if not self._waiting:
-                    if self._closed or not self._change.wait_for(self._called, IDLE_SECONDS):
-                        self._thread = None
-                        return None
-                    continue
-                left = self._waiting[0][0] - time.monotonic()
-                if left <= 0 or self._closed:
+                now = time.monotonic()
+                if self._waiting and (self._closed or self._waiting[0][0] <= now):
                     return heapq.heappop(self._waiting)[2]
-                self._change.wait(left)
-
-    def _called(self) -> bool:
-        return bool(self._waiting) or self._closed
+                if self._waiting:
+                    pause = min(self._waiting[0][0] - now, _TICK)
+                elif self._closed or now - began > _IDLE_SECONDS:
+                    self._thread = None
+                    return None
+                else:
+                    pause = _TICK if now - began < _AWAKE_SECONDS else _IDLE_SECONDS
+                self._looks_by = now + pause
+                self._change.wait(pause)

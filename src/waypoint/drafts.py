@@ -39,7 +39,8 @@ _SETTLE = 0.003
 _MOST = 8
 _TRIES = 10
 _IDLE_SECONDS = 120.0
-_LOOK_SECONDS = 0.25
+_LOOK_SECONDS = 0.03
+"""To be woken would take its waker longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +75,20 @@ class _Standing:
     """As its row will have it."""
     link: Connection | None = None
     """To the session's init, by which to ask it later."""
+    _settling: threading.Lock = field(default_factory=threading.Lock)
 
     def settle(self) -> None:
         """Once, when CRIU has let all of them go."""
-        if not self.settled and self.taken.marks is not None:
-            self.settled = True
+        with self._settling:
+            if self.settled or self.taken.marks is None:
+                return
             self.times = pulse.run_times(self.init.pid)
             before = {pid: counts for pid, counts in self.taken.marks.io.items() if pid != self.init.pid}
             self.still = pulse.io_counts(before) == before
             self.manifest = "" if self.named else manifest_text(self.record)
             with contextlib.suppress(SessionDead, OSError):
                 self.link = connect(self.init, self.record.session, 1)
+            self.settled = True
 
     def ran(self) -> int | None:
         """Nanoseconds since; None when that cannot be told, or a process is gone."""
@@ -143,6 +147,13 @@ class Drafts:
         if self._plan.on and self._chores is not None:
             with self._change:
                 self._due[session] = time.monotonic() + self._plan.delay
+                if self._worker is not None:
+                    return  # it looks by itself
+            self._chores.later(self._begin, self._plan.delay, lazily=True)
+
+    def _begin(self) -> None:
+        with self._change:
+            if self._due:
                 self._work()
 
     def note(self, session: SessionRecord, taken: Taken) -> None:
@@ -327,4 +338,4 @@ class Drafts:
                     return
                 time.sleep(0.02)  # a child that was being started has our lock until it is another program
 
-        self._chores.later(discard)
+        self._chores.later(discard, lazily=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from waypoint import ahead, bringup, chores, faults
+from waypoint import bringup, faults
 from waypoint.ahead import Stock
 from waypoint.capture import Taken
 from waypoint.chores import Chores
@@ -78,6 +78,8 @@ class Engine:
         weakref.finalize(self, self.deltas.close)
         weakref.finalize(self, self.stock.close)
         weakref.finalize(self, self.twins.close)
+        self._soon = Chores("soon")
+        weakref.finalize(self, self._soon.close)
         self._chores = Chores("chores", self.store.db.close) if ahead else None
         if self._chores is not None:
             weakref.finalize(self, self._chores.close)
@@ -90,6 +92,7 @@ class Engine:
         self.twins.close()
         self.deltas.close()
         self.stock.close()
+        self._soon.close()
         if self._chores is not None:
             self._chores.close()
         self.store.db.close()
@@ -228,6 +231,12 @@ class Engine:
                 self.unmake(session)
             raise
 
+    def fork_one(self, snapshot: str, name: str) -> Session:
+        """Of the snapshot with this id; the quickest way where that has a twin."""
+        known = self.twins.known(snapshot) or self.store.db.snapshot(snapshot)
+        (session,) = self.fork(known, 1, [name])
+        return session
+
     def fork(
         self, snapshot: SnapshotRecord, n: int, names: Sequence[str] | None = None, *, verify: bool = False
     ) -> list[Session]:
@@ -255,6 +264,7 @@ class Engine:
         """`upper`: the number of a layer that is to be made; a twin has its own."""
         twin = self.twins.take(snapshot)
         if twin is not None:
+            self.forget_removed(twin.session)  # it has a directory already
             with contextlib.suppress(CriuError, SessionDead, KernelError):  # it died meanwhile: the snapshot is as good as ever
                 return replace(twin.adopt(snapshot, verify), spec=spec)
         bringup.check_base(base, snapshot)
@@ -264,11 +274,21 @@ class Engine:
             self.store, base, snapshot, spec, directory, env, upper=upper, verify=verify, stock=self.stock
         )
 
-    def get_ahead(self, session: SessionRecord | None) -> None:
-        """Workers for what may come next; a little later where twins and drafts hide what a snapshot or restore takes."""
-        if self.stock.on:
-            hidden = self.twins.on or self.drafts.on
-            self.stock.refill(session, chores.PATIENCE if hidden else ahead.PATIENCE)
+    def afterwards(self, session: SessionRecord | None, snapshot: SnapshotRecord | None = None) -> None:
+        """For what may come next: workers, and a twin of the snapshot.
+
+        Where twins and drafts hide what a snapshot or restore takes, nothing of it is begun before the caller is well on its way.
+        """
+        if not (self.twins.on or self.drafts.on):
+            self.stock.refill(session)
+            return
+
+        def get_ahead() -> None:
+            self.stock.refill(session)
+            if snapshot is not None:
+                self.twins.want(snapshot)
+
+        self._soon.later(get_ahead, lazily=True)
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
@@ -291,14 +311,14 @@ class Engine:
             with self.store.operation():
                 self.store.discard_layers(layers)
 
-        self._chores.later(discard)
+        self._chores.later(discard, lazily=True)
 
     def forget_removed(self, session: str) -> None:
         """The directory of a session that has no row any more; see `_discard`."""
         if self._chores is None:
             self.forget_session_directory(session)
         else:
-            self._chores.later(lambda: self.forget_session_directory(session))
+            self._chores.later(lambda: self.forget_session_directory(session), lazily=True)
 
     def end_live(self, live: bringup.Live) -> None:
         """End an incarnation that no row names."""

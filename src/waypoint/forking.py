@@ -27,8 +27,7 @@ def fork(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str] 
     adopted = _adopt(engine, snapshot, names[0] if names else None, verify) if n == 1 else None
     forks = [adopted] if adopted is not None else _make(engine, snapshot, n, names, verify)
     faults.point("fork-live")
-    engine.get_ahead(None)
-    engine.twins.want(snapshot)
+    engine.afterwards(None, snapshot)
     if snapshot.spec.on_fork:
         _greet(engine, forks, snapshot.spec.on_fork)
     return forks
@@ -47,14 +46,17 @@ def _adopt(engine: Engine, snapshot: SnapshotRecord, name: str | None, verify: b
         if not store.db.is_as(snapshot):
             twin.let_go()
             return None
+        session = twin.session
         try:
             live = twin.adopt(snapshot, verify)
         except (CriuError, SessionDead, KernelError):  # it died meanwhile: the snapshot is as good as ever
+            engine.forget_session_directory(session)
             return None
-        session = new_id("s")
+        except BaseException:
+            engine.forget_session_directory(session)
+            raise
         try:
             faults.point("fork-up")
-            store.paths.session(session).mkdir()
             record = SessionRecord(
                 id=session, name=name, state="live", tree=snapshot.tree, base=snapshot.base, boot=engine.boot, created=time.time(),
                 snapshot=snapshot.parent if snapshot.pinned else snapshot.id, **live.columns(),
@@ -64,7 +66,7 @@ def _adopt(engine: Engine, snapshot: SnapshotRecord, name: str | None, verify: b
             engine.end_live(live)
             engine.forget_session_directory(session)
             raise
-    return Session(engine, session, shell=live.shell)
+    return Session(engine, session, shell=live.shell, automatic=live.spec.auto_snapshot)
 
 
 def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str] | None, verify: bool) -> list[Session]:
@@ -95,7 +97,7 @@ def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str]
                 engine.end_live(live)
                 engine.unmake(session)
             raise
-    return [Session(engine, session, shell=made[session].shell) for session in ids]
+    return [Session(engine, session, shell=made[session].shell, automatic=source.spec.auto_snapshot) for session in ids]
 
 
 def _make_one(

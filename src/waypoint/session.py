@@ -47,8 +47,12 @@ def check_name(name: str | None) -> str | None:
 class Session:
     """A handle. It holds no resources: dropping it does nothing to the session, and any number may exist for one."""
 
-    def __init__(self, engine: Engine, session: str, *, unseen: bool = False, shell: str = "") -> None:
-        """`unseen`: what is done through this handle changes nothing that a caller could see."""
+    def __init__(self, engine: Engine, session: str, *, unseen: bool = False, shell: str = "", automatic: bool | None = None) -> None:
+        """`unseen`: what is done through this handle changes nothing that a caller could see.
+
+        `automatic`: whether it takes a snapshot before each command, if that is known; a session does not change in that.
+        """
+        self._automatic = automatic
         self.shell = shell
         """What the shell of a new session was doing when the session first answered: idle, busy, starting, ..."""
         self._engine = engine
@@ -114,18 +118,22 @@ class Session:
 
         Raises ExecTimeout (with the partial result), Busy (only if `wait` is false), WrongState, SessionDead.
         """
-        record = self.record
-        if record.spec.auto_snapshot and user is None:
+        if user is None and self._takes_snapshots():
             self._auto_snapshot()
         if user is not None:
-            cwd = self.state().get("cwd", "") or record.spec.start.workdir
-            shell = record.spec.shell
-            request = self._run_request([shell, "-c", command], user=user, cwd=cwd, stdin=stdin, merge=merge)
+            spec = self.record.spec
+            cwd = self.state().get("cwd", "") or spec.start.workdir
+            request = self._run_request([spec.shell, "-c", command], user=user, cwd=cwd, stdin=stdin, merge=merge)
         else:
             request = commands.exec_request(command, stdin=stdin, no_wait=not wait, merge=merge)
         request.timeout, request.limit, request.log = timeout, limit, log
         request.on_stdout, request.on_stderr, request.on_start = on_stdout, on_stderr, on_start
         return self._execute(request)
+
+    def _takes_snapshots(self) -> bool:
+        if self._automatic is None:
+            self._automatic = self.record.spec.auto_snapshot
+        return self._automatic
 
     def _execute(self, request: commands.Request) -> ExecResult:
         try:
@@ -237,7 +245,7 @@ class Session:
         began, created = time.perf_counter(), time.time()
         claimed = self._engine.drafts.claim(self, name, new_id("p"), began)
         if claimed is not None:
-            self._engine.twins.want(claimed)
+            self._engine.afterwards(None, claimed)
             return claimed
         with self._store.operation():
             record = self._live(self.record)
@@ -247,10 +255,9 @@ class Session:
                 shell = shell_state(self)
                 with locks.exclusive_on(ready.lock):
                     taken = self._capture(name, shell, began, created, ready)
-            self._get_ahead()
             found = self._engine.keep_shallow(taken.record)
             self._engine.drafts.note(record, replace(taken, record=found))
-            self._engine.twins.want(found)
+            self._engine.afterwards(self.record, found)
             return found
 
     def draft(self, most_bytes: int) -> tuple[capture.Taken, SessionRecord] | None:
@@ -266,7 +273,7 @@ class Session:
                     return None
                 with locks.exclusive_on(ready.lock):
                     taken = self._capture(None, shell, began, created, ready, draft=True)
-            self._get_ahead()
+            self._engine.afterwards(self.record)
             return taken, record
 
     def _capture(
@@ -308,10 +315,6 @@ class Session:
             time.sleep(0.02)
         return take()
 
-    def _get_ahead(self) -> None:
-        if self._engine.stock.on:
-            self._engine.get_ahead(self.record)
-
     def _auto_snapshot(self) -> None:
         taken = self.snapshot()
         self._store.db.update_session(self.id, undo=taken.id)
@@ -345,8 +348,7 @@ class Session:
                 faults.point("restore-up")
                 self._take_place(record, target, live)
             self._drop_pause(record)
-        self._get_ahead()
-        self._engine.twins.want(target)
+        self._engine.afterwards(self.record, target)
         return target
 
     def _take_place(self, record: SessionRecord, target: SnapshotRecord, live: bringup.Live) -> None:

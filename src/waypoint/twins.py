@@ -10,6 +10,7 @@ Not for every snapshot: timers that run would run on in a twin, and a session on
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 import time
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from waypoint.errors import WaypointError
 from waypoint.kernel import trees
 from waypoint.kernel.criu_timers import has_running_timers
 from waypoint.model import BaseRecord, SnapshotRecord
+from waypoint.session import new_id
 from waypoint.store import locks
 from waypoint.store.store import Store
 
@@ -45,6 +47,8 @@ class _Twin:
         self._store = store
         self.snapshot = snapshot
         self.since = time.monotonic()
+        self.session = new_id("s")
+        """Under which it can be a session: its directory is there."""
         self._kept = contextlib.ExitStack()
         self._base: BaseRecord | None = None
         self._restoring: bringup.Restoring | None = None
@@ -58,6 +62,7 @@ class _Twin:
             with self._store.operation(), self._store.holding(self.snapshot) as source:
                 self._kept.enter_context(locks.shared(self._store.paths.gate))  # gc must not take it for garbage
                 self._store.keep(source, self._kept)
+                self._make_directory()
                 self._base = self._store.db.base(source.base)
                 restoring = bringup.restore_processes(
                     self._store, self._base, source, source.spec, None, waits=True, guarded=True
@@ -67,9 +72,18 @@ class _Twin:
         except BaseException as error:  # noqa: BLE001  whoever takes the twin hears of it
             self._problem = error
             self._kept.close()
+            self._drop_directory()
         finally:
             self._settled.set()
             self._store.db.close()
+
+    def _make_directory(self) -> None:
+        directory = self._store.paths.session(self.session)
+        directory.mkdir()
+        self._store.paths.session_lock(self.session).touch(0o600)
+
+    def _drop_directory(self) -> None:
+        shutil.rmtree(self._store.paths.session(self.session), ignore_errors=True)
 
     @property
     def waits(self) -> bool:
@@ -80,13 +94,16 @@ class _Twin:
         return self._problem is not None
 
     def adopt(self, snapshot: SnapshotRecord, verify: bool) -> bringup.Live:
-        """It goes on as `snapshot`, and is the caller's; raises what went wrong with it. Once, by whoever has taken it."""
+        """It goes on as `snapshot`, and is the caller's, as is the directory; raises what went wrong with it.
+
+        Once, by whoever has taken it.
+        """
         self._settled.wait()
         with self._kept:
             if self._restoring is None or self._base is None:
                 raise self._problem or AssertionError("a twin waits, or something is wrong with it")
             with contextlib.closing(self._restoring):
-                bringup.check_base(self._base, snapshot)
+                bringup.check_base(self._base, self.snapshot)
                 return bringup.go_on(self._restoring, verify)
 
     def let_go(self) -> None:
@@ -95,6 +112,7 @@ class _Twin:
         with self._kept, contextlib.suppress(WaypointError, OSError):
             if self._restoring is not None:
                 self._restoring.close()
+            self._drop_directory()
 
 
 def _same(a: SnapshotRecord, b: SnapshotRecord) -> bool:
@@ -130,7 +148,8 @@ class Twins:
             if self._keeper is None:
                 self._keeper = threading.Thread(target=self._keep, name="twins", daemon=True)
                 self._keeper.start()
-            self._change.notify_all()
+            elif not any(_same(twin.snapshot, snapshot) for twin in self._there):
+                self._change.notify_all()
 
     @property
     def on(self) -> bool:
@@ -144,6 +163,12 @@ class Twins:
                     self._there.remove(twin)
                     return twin
         return None
+
+    def known(self, snapshot: str) -> SnapshotRecord | None:
+        """What is remembered of one that has a twin, or had; its row may have changed since."""
+        with self._change:
+            known = [*self._wanted, *(twin.snapshot for twin in self._there)]
+        return next((one for one in known if one.id == snapshot), None)
 
     def waiting(self) -> list[str]:
         """The snapshots that have a twin which could be adopted at once."""

@@ -125,8 +125,7 @@ class WaypointDriver(Driver):
         stored: Stored = captured.handle
         engine = self._engine(stored.store)
         leave_note(place, stored.store)
-        (session,) = engine.fork(engine.store.db.snapshot(stored.snapshot), 1, [name_at(place)])
-        return WaypointLive(engine, session, owned=True)
+        return WaypointLive(engine, engine.fork_one(stored.snapshot, name_at(place)), owned=True)
 
     def keep(self, captured: Captured, name: str) -> str:
         stored: Stored = captured.handle

@@ -1,6 +1,6 @@
 """Children that have nothing left to do but to end: nobody waits for that, and somebody must reap them.
 
-One thread for all of them. A thread for each took longer to start than the restore that it was for.
+One thread for all of them, which looks now and then: to start one for each took longer than the restore that it was for.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import time
 
 __all__ = ["reap"]
 
-_PATIENCE = 0.02
-"""By then they have ended; until then the thread would only be in the way of whoever goes on."""
-_IDLE_SECONDS = 5.0
+_TICK = 0.04
+_IDLE_SECONDS = 10.0
 
-_change = threading.Condition()
+_lock = threading.Lock()
 _ending: list[subprocess.Popen[bytes]] = []
 _thread: threading.Thread | None = None
 
@@ -23,21 +22,22 @@ _thread: threading.Thread | None = None
 def reap(process: subprocess.Popen[bytes]) -> None:
     """When it has ended, some time."""
     global _thread
-    with _change:
+    with _lock:
         _ending.append(process)
         if _thread is None or not _thread.is_alive():  # after a fork it is not
             _thread = threading.Thread(target=_run, name="reaper", daemon=True)
             _thread.start()
-        elif len(_ending) == 1:
-            _change.notify()
 
 
 def _run() -> None:
     global _thread
+    needed = time.monotonic()
     while True:
-        time.sleep(_PATIENCE)
-        with _change:
+        time.sleep(_TICK)
+        with _lock:
             _ending[:] = [process for process in _ending if process.poll() is None]
-            if not _ending and not _change.wait_for(lambda: bool(_ending), _IDLE_SECONDS):
+            if _ending:
+                needed = time.monotonic()
+            elif time.monotonic() - needed > _IDLE_SECONDS:
                 _thread = None
                 return
