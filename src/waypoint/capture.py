@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ def take(
     snapshot: str,
     *,
     name: str | None,
-    shell: dict[str, Any] | None,
+    ask_shell: Callable[[], dict[str, Any] | None],
     began: float,
     created: float,
     ready: Ready,
@@ -120,13 +121,13 @@ def take(
 ) -> Taken:
     """The caller holds the session's lock, `ready.lock`. On any failure before the commit the session runs on as it was.
 
+    `ask_shell`: what the shell says of itself, None if it is busy; CRIU gets ready meanwhile.
     `draft`: no row is made, so that all of it is garbage until the caller makes one; NoDraft where that is not to be done.
     """
     sealing = _Sealing(snapshot)
     init = Process(session.init_pid, session.init_start)
     staging = store.paths.images / f".{snapshot}"
     upper = store.paths.upper(session.upper or 0)
-    busy = shell is None
     sealing.rehome = not end_session and not base.flat and _is_big(session, upper, draft)
     if draft and sealing.rehome:
         raise NoDraft(f"session {session.id} has changed too many files to be saved ahead")
@@ -143,19 +144,26 @@ def take(
         own_network = session.spec.network != "host"
         # it keeps the locks: if we die, CRIU lets the tree go on; until it has, nobody else may touch it
         dumper = stack.enter_context(ready.dumper(init, own_network=own_network, written=delta.written))
+        dumper.begin(staging, leave_running=not ends)
+        shell = ask_shell()
+        if draft and shell is None:
+            raise NoDraft(f"session {session.id} is in the middle of a command")
         requests = quiesce(init, session.id)
         written = store.written(session.id)
         faults.point("snapshot-quiesced")
 
-        def when_frozen() -> None:
+        def when_frozen() -> bool:
             delta.look()
             sealing.held = inspect.descriptors(init.pid)
             sealing.io = pulse.io_counts(sealing.held)
-            _seal(store, session, sealing, end_session, busy, stack)
+            _seal(store, session, sealing, end_session, shell is None, stack)
             sealing.renamed = socket_names.present_names(init.pid)
             sealing.typed = typed.take_typed(init.pid)
             if sealing.typed:
                 stack.callback(typed.type_again, init.pid, sealing.typed)
+            return any(
+                "socket" in kinds for pid, kinds in sealing.held.items() if pid != init.pid
+            )  # init has but unix ones
 
         def while_frozen() -> None:
             sealing.manifest = describe_session(
@@ -176,30 +184,32 @@ def take(
                 _room_to_come_back(store, sealing)
                 # sealing and CRIU itself may have made names in the upper; from here on nobody does
                 sealing.survey = Survey(upper, PRIVATE)
-                store.db.add_ending(made(0.0), time.time_ns())
+                store.db.add_ending(made(), time.time_ns())
                 faults.point("snapshot-intended")
 
-        def made(paused_ms: float) -> SnapshotRecord:
+        def made() -> SnapshotRecord:
             staging.rename(store.paths.image(snapshot))
             faults.point("snapshot-renamed")
-            sealing.record = _record(store, session, sealing, name, paused_ms, began, created, pinned=end_session)
+            sealing.record = _record(store, session, sealing, name, 0.0, began, created, pinned=end_session)
             return sealing.record
 
+        def meanwhile() -> None:
+            if not ends:
+                delta.complete(staging)
+                made()
+
         dumped = dumper.dump(
-            staging,
-            leave_running=not ends,
-            when_frozen=when_frozen,
-            while_frozen=while_frozen,
-            before_release=before_release,
+            when_frozen=when_frozen, while_frozen=while_frozen, before_release=before_release, meanwhile=meanwhile
         )
         faults.point("snapshot-dumped")
         if ends:  # CRIU has ended the tree
             store.db.complete_ending(session.id)
         else:
-            delta.complete(staging)
-            taken_now = made(dumped.paused_ms)
+            assert sealing.record is not None
+            duration_ms = (time.perf_counter() - began) * 1000
+            sealing.record = replace(sealing.record, paused_ms=dumped.paused_ms, duration_ms=duration_ms)
             if not draft:
-                store.db.add_snapshot(taken_now, {"snapshot": snapshot})
+                store.db.add_snapshot(sealing.record, {"snapshot": snapshot})
         faults.point("snapshot-committed")
         if not ends:
             delta.keep(snapshot)

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from waypoint import bringup, capture, faults
@@ -42,6 +42,18 @@ def check_name(name: str | None) -> str | None:
             name=name,
         )
     return name
+
+
+@dataclass(slots=True)
+class _Locked:
+    """How to reach a session whose lock the caller holds."""
+
+    session: str
+    init: Process
+    epoch: int
+
+    def connect(self) -> tuple[Connection, int]:
+        return connect(self.init, self.session), self.epoch
 
 
 class Session:
@@ -252,9 +264,9 @@ class Session:
             if name is not None and self._store.db.has_snapshot_name(record.tree, name):
                 raise UsageError(f"this tree has a snapshot named {name} already", name=name)
             with contextlib.closing(self._engine.stock.ready(record)) as ready:
-                shell = shell_state(self)
+                self._engine.drafts.stir(self.id)
                 with locks.exclusive_on(ready.lock):
-                    taken = self._capture(name, shell, began, created, ready)
+                    taken = self._capture(name, began, created, ready)
             found = self._engine.keep_shallow(taken.record)
             self._engine.drafts.note(record, replace(taken, record=found))
             self._engine.afterwards(self.record, found)
@@ -268,18 +280,14 @@ class Session:
             if record.spec.files_only or usage.tree_usage(record.init_pid)[1] > most_bytes:
                 return None
             with contextlib.closing(self._engine.stock.ready(record)) as ready:
-                shell = shell_state(self)
-                if shell is None:
-                    return None
                 with locks.exclusive_on(ready.lock):
-                    taken = self._capture(None, shell, began, created, ready, draft=True)
+                    taken = self._capture(None, began, created, ready, draft=True)
             self._engine.afterwards(self.record)
             return taken, record
 
     def _capture(
         self,
         name: str | None,
-        shell: dict[str, Any] | None,
         began: float,
         created: float,
         ready: Ready,
@@ -290,15 +298,21 @@ class Session:
         """The caller holds the session's lock."""
         record = self._live(self._engine.resolved(self.id))
         snapshot = new_id("p")
+        link = _Locked(self.id, Process(record.init_pid, record.init_start), record.epoch)
+
+        def ask_shell() -> dict[str, Any] | None:
+            return shell_state(link)
+
         if record.spec.files_only:
             return capture.take_files(
                 self._store, record, snapshot,
-                name=name, shell=shell, began=began, created=created, end_session=end_session,
+                name=name, shell=ask_shell(), began=began, created=created, end_session=end_session,
             )  # fmt: skip
+
         def take(*, whole: bool = False) -> capture.Taken:
             return capture.take(
                 self._store, self._store.db.base(record.base), record, snapshot,
-                name=name, shell=shell, began=began, created=created, ready=ready, end_session=end_session,
+                name=name, ask_shell=ask_shell, began=began, created=created, ready=ready, end_session=end_session,
                 draft=draft, stock=self._engine.stock, deltas=self._engine.deltas, whole=whole,
             )  # fmt: skip
 
@@ -418,9 +432,9 @@ class Session:
         began, created = time.perf_counter(), time.time()
         with self._store.operation():
             with contextlib.closing(self._engine.stock.ready(self._live(self.record))) as ready:
-                shell = shell_state(self)
+                self._engine.drafts.stir(self.id)
                 with locks.exclusive_on(ready.lock):
-                    taken = self._capture(None, shell, began, created, ready, end_session=True).record
+                    taken = self._capture(None, began, created, ready, end_session=True).record
                     faults.point("pause-committed")
                     self._engine.sync()
         return taken

@@ -49,6 +49,7 @@ class Dumper:
         self._pid = init_pid
         self._own_network = own_network
         self._ends = False
+        self._images = Path()
         kernel = cached_kernel_options()
         options = [*kernel, "--enter", str(init_pid), "--network", "own" if own_network else "host"]
         argv = launch_argv("criu", options, (), tools.criu_argv())
@@ -71,70 +72,63 @@ class Dumper:
         """It was started ahead and nothing has ended it since."""
         return self._worker.there()
 
+    def begin(self, images: Path, *, leave_running: bool) -> None:
+        """CRIU gets ready while the caller does; it touches nothing before `dump`."""
+        self._images = images
+        self._ends = not leave_running
+        options = _options(images, "dump.log", self._own_network)
+        options.pid = self._pid
+        options.leave_running = leave_running
+        self._worker.begin(rpc.DUMP, options)
+
     def dump(
         self,
-        images: Path,
         *,
-        leave_running: bool,
-        when_frozen: Callable[[], None],
+        when_frozen: Callable[[], bool],
         while_frozen: Callable[[], None],
         before_release: Callable[[], None],
+        meanwhile: Callable[[], None],
     ) -> Dumped:
         """Dump the tree.
 
         `when_frozen` runs as soon as every process has stopped, before CRIU does anything in the session (it makes and removes
-        directories there). `while_frozen` runs beside CRIU's own work, and `before_release` when both are done, before anything
-        moves again (or dies, if not `leave_running`).
+        directories there), and says whether there may be connections. `while_frozen` runs beside CRIU's own work, `before_release`
+        when both are done, before anything moves again (or dies, if not `leave_running`), and `meanwhile` as it does.
 
         On failure CRIU lets the tree go on and CriuError says so: the session is alive.
         """
-        self._ends = not leave_running
-        return _dump(self._worker, self._pid, images, self._own_network, leave_running, when_frozen, while_frozen, before_release)
+        images, pid, own_network = self._images, self._pid, self._own_network
+        stopped: list[float] = []
+        beside: list[Future[None]] = []
 
+        def mark(_: int) -> None:
+            stopped.append(time.perf_counter())
 
-def _dump(
-    worker: Worker,
-    init_pid: int,
-    images: Path,
-    own_network: bool,
-    leave_running: bool,
-    when_frozen: Callable[[], None],
-    while_frozen: Callable[[], None],
-    before_release: Callable[[], None],
-) -> Dumped:
-    options = _options(images, "dump.log", own_network)
-    options.pid = init_pid
-    options.leave_running = leave_running
-    stopped: list[float] = []
-    beside: list[Future[None]] = []
+        def frozen(_: int) -> None:
+            connected = when_frozen()
+            if own_network and connected and netlock.has_connections(pid):
+                held.callback(netlock.lock_network(pid))
+            beside.append(pool.submit(while_frozen))
 
-    def mark(_: int) -> None:
-        stopped.append(time.perf_counter())
+        def released(_: int) -> Callable[[], None]:
+            beside[0].result()
+            if own_network:
+                criu_images.claim_network(images)
+            criu_images.mend_terminals(images)
+            before_release()
+            return meanwhile
 
-    def frozen(_: int) -> None:
-        if own_network and netlock.has_connections(init_pid):
-            held.callback(netlock.lock_network(init_pid))
-        when_frozen()
-        beside.append(pool.submit(while_frozen))
-
-    def released(_: int) -> None:
-        beside[0].result()
-        if own_network:
-            criu_images.claim_network(images)
-        criu_images.mend_terminals(images)
-        before_release()
-
-    with contextlib.ExitStack() as held, ThreadPoolExecutor(1, thread_name_prefix="frozen") as pool:
-        hooks: dict[str, Hook] = {
-            "pre-dump": mark,
-            "query-ext-files": frozen,
-            "post-dump": released,
-        }
-        answer = worker.ask(rpc.DUMP, options, hooks)
-        ended = time.perf_counter()
-    if not answer.success:
-        raise _failure("dump", images / "dump.log", answer, worker.stderr(), init_pid)
-    return Dumped(paused_ms=(ended - stopped[0]) * 1000 if stopped else 0.0)
+        with contextlib.ExitStack() as held, ThreadPoolExecutor(1, thread_name_prefix="frozen") as pool:
+            hooks: dict[str, Hook] = {
+                "pre-dump": mark,
+                "query-ext-files": frozen,
+                "post-dump": released,
+            }
+            answer = self._worker.answer(hooks)
+            ended = time.perf_counter()
+        if not answer.success:
+            raise _failure("dump", images / "dump.log", answer, self._worker.stderr(), pid)
+        return Dumped(paused_ms=(ended - stopped[0]) * 1000 if stopped else 0.0)
 
 
 def has_remaps(images: Path) -> bool:
@@ -211,10 +205,11 @@ def restore(
         argv = launch_argv("criu", [*kernel, *overlay.options(), *more], cgroups, tools.criu_argv())
         try:
             with contextlib.ExitStack() as held, ahead or Worker(argv, hold=hold, environment=_environment(kernel)) as worker:
+                worker.begin(rpc.RESTORE, options)
                 if ahead is not None:
                     _stage(ahead, overlay)
                 hooks: dict[str, Hook] = {"setup-namespaces": namespaces_exist, "network-unlock": lambda _: held.close()}
-                answer = worker.ask_until("" if check is None else "pre-resume", rpc.RESTORE, options, hooks)
+                answer = worker.answer_until("" if check is None else "pre-resume", hooks)
                 if answer is None and check is not None:
                     with _held(worker, begun[0], guarded):
                         if (yield begun[0].pid):

@@ -22,7 +22,8 @@ from waypoint.kernel import later
 
 __all__ = ["Hook", "Worker"]
 
-Hook = Callable[[int], None]
+Hook = Callable[[int], Callable[[], None] | None]
+"""What to do when CRIU asks; what it returns is done when CRIU has its answer and goes on."""
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -125,26 +126,22 @@ class Worker:
         self._abandoned = True
         self._kill_group()
 
-    def ask(self, kind: rpc.criu_req_type, options: rpc.criu_opts, hooks: Mapping[str, Hook]) -> rpc.criu_resp:
-        answer = self.ask_until("", kind, options, hooks)
-        assert answer is not None
-        return answer
-
-    def ask_until(
-        self, question: str, kind: rpc.criu_req_type, options: rpc.criu_opts, hooks: Mapping[str, Hook]
-    ) -> rpc.criu_resp | None:
-        """None: CRIU has asked this question and waits for `go_on`, from any thread; else it has ended before that."""
+    def begin(self, kind: rpc.criu_req_type, options: rpc.criu_opts) -> None:
+        """Send the request. CRIU reads it, looks at its kernel and waits with its first question until somebody listens."""
         self._asked = True
         self._send(rpc.criu_req(type=kind, opts=options))
-        return self._hear(hooks, question)
+
+    def answer(self, hooks: Mapping[str, Hook]) -> rpc.criu_resp:
+        answer = self.answer_until("", hooks)
+        assert answer is not None
+        return answer
 
     def go_on(self, hooks: Mapping[str, Hook]) -> rpc.criu_resp:
         self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=True))
-        answer = self._hear(hooks, "")
-        assert answer is not None
-        return answer
+        return self.answer(hooks)
 
-    def _hear(self, hooks: Mapping[str, Hook], question: str) -> rpc.criu_resp | None:
+    def answer_until(self, question: str, hooks: Mapping[str, Hook]) -> rpc.criu_resp | None:
+        """None: CRIU has asked this question and waits for `go_on`, from any thread; else it has ended before that."""
         failed: BaseException | None = None
         while True:
             answer = rpc.criu_resp.FromString(self._receive())
@@ -155,15 +152,21 @@ class Worker:
                 return answer
             if question and answer.notify.script == question and failed is None:
                 return None
+            meanwhile = None
             try:
                 hook = hooks.get(answer.notify.script)
                 if hook is not None and failed is None:
-                    hook(answer.notify.pid)
+                    meanwhile = hook(answer.notify.pid)
             except BaseException as error:
                 failed = error
                 if self._abandoned:
                     raise
             self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=failed is None))
+            if meanwhile is not None:
+                try:
+                    meanwhile()
+                except BaseException as error:  # noqa: BLE001 - raised when CRIU has said how it ended
+                    failed = error
 
     def _receive(self) -> bytes:
         """The end of the socket alone does not tell of the worker's death: a child that it forked may hold it open."""
