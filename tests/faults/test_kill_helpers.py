@@ -77,7 +77,7 @@ def test_criu_in_the_middle_of_a_dump(ground: Engine, big: Session) -> None:
     def half_written(_: int) -> bool:
         return any(path.stat().st_size > 20_000_000 for path in images.glob(".*/pages-*.img"))
 
-    said = kill_helper(ground, big.id, "session.snapshot()", b"--rpc", half_written)
+    said = kill_helper(ground, big.id, "session.snapshot()", b"swrk", half_written)
     assert "CriuError" in said and "criu ended without an answer" in said
     assert out(big, "echo $V; jobs | grep -c Running") == "one\n2\n"
     assert ground.snapshots() == []
@@ -99,7 +99,7 @@ def test_criu_in_the_middle_of_a_restore(ground: Engine, big: Session) -> None:
             return False
         return any(len(processes.namespace_pids(int(pid))) > 3 for pid in children)
 
-    said = kill_helper(ground, big.id, f"session.restore({taken.id!r})", b"--rpc", half_restored)
+    said = kill_helper(ground, big.id, f"session.restore({taken.id!r})", b"swrk", half_restored)
     assert "CriuError" in said
     check_state(big, "two")
     assert leftovers(ground) == [], "the caller lived: it must have cleaned up by itself"
