@@ -30,7 +30,7 @@ __all__ = ["Ready", "Restorer", "Stock"]
 MOST_DUMPERS = 4
 MOST_RESTORERS = 2
 IDLE_SECONDS = 30.0
-PATIENCE = 0.003
+PATIENCE = 0.008
 """The caller's next command is under way when a worker is started: together they would share the interpreter."""
 
 
