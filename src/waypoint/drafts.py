@@ -67,10 +67,10 @@ class _Standing:
     kept: ExitStack
     since: float = field(default_factory=time.monotonic)
     settled: bool = False
-    times: dict[tuple[int, int], int] | None = None
-    """When it had settled; None when something was at work even then."""
+    clocks: pulse.Clocks | None = None
+    """Since it had settled."""
     still: bool = False
-    """Between the capture and `times` no process has read or written anything."""
+    """Between the capture and that no process has read or written anything."""
     manifest: str = ""
     """As its row will have it."""
     link: Connection | None = None
@@ -82,7 +82,7 @@ class _Standing:
         with self._settling:
             if self.settled or self.taken.marks is None:
                 return
-            self.times = pulse.run_times(self.init.pid)
+            self.clocks = pulse.Clocks(self.init.pid)
             before = {pid: counts for pid, counts in self.taken.marks.io.items() if pid != self.init.pid}
             self.still = pulse.io_counts(before) == before
             self.manifest = "" if self.named else manifest_text(self.record)
@@ -90,14 +90,29 @@ class _Standing:
                 self.link = connect(self.init, self.record.session, 1)
             self.settled = True
 
-    def ran(self) -> int | None:
-        """Nanoseconds since; None when that cannot be told, or a process is gone."""
-        if self.times is None:
-            return None
-        try:
-            return sum(pulse.run_time(*thread) for thread in self.times) - sum(self.times.values())
-        except (FileNotFoundError, ProcessLookupError):
-            return None
+    def ask(self) -> bool:
+        """Send its init a question, which `requests` hears the answer to."""
+        with contextlib.suppress(SessionDead, OSError):
+            if self.link is None:
+                self.link = connect(self.init, self.record.session, 1)
+            return self.link.send(frames.HELLO)
+        return False
+
+    def requests(self) -> int:
+        """How many it has had; -1 when it is at one, or does not say."""
+        with contextlib.suppress(TimeoutError, OSError):
+            frame = None if self.link is None else self.link.receive(time.monotonic() + 1)
+            if frame is not None:
+                told = dict(line.partition(b"=")[::2] for line in frame.payload.splitlines())
+                return int(told.get(b"requests", -1)) if told.get(b"current") == b"0" else -1
+        return -1
+
+    def close(self) -> None:
+        """Of what it holds to be quick."""
+        if self.link is not None:
+            self.link.close()
+        if self.clocks is not None:
+            self.clocks.close()
 
 
 class Drafts:
@@ -194,21 +209,12 @@ class Drafts:
             return False
         if time.monotonic() - found.since >= _SETTLE:
             found.settle()
-        ran = found.ran()
+        if not found.ask():
+            return False
+        ran = found.clocks.ran() if found.clocks is not None else None  # while init, which is not among them, answers
         if ran is None or (ran > 0 or not found.still if found.named else ran > self._plan.slack * 1e9):
             return False
-        return self._requests(found, session) == marks.requests
-
-    def _requests(self, found: _Standing, session: str) -> int:
-        with contextlib.suppress(TimeoutError, SessionDead, OSError):
-            if found.link is None:
-                found.link = connect(found.init, session)
-            found.link.send(frames.HELLO)
-            frame = found.link.receive(time.monotonic() + 1)
-            if frame is not None:
-                told = dict(line.partition(b"=")[::2] for line in frame.payload.splitlines())
-                return int(told.get(b"requests", -1)) if told.get(b"current") == b"0" else -1
-        return -1
+        return found.requests() == marks.requests
 
     def _named(self, found: _Standing, name: str | None, snapshot: str, began: float) -> SnapshotRecord | None:
         """None: the session's row says that it is not that any more."""
@@ -250,6 +256,10 @@ class Drafts:
         if worker is not None and worker is not threading.current_thread():
             worker.join(30)
         self.drop()
+        with self._change:
+            named, self._standing = self._standing, {}
+        for one in named.values():
+            one.close()
 
     def _work(self) -> None:
         """Called with the lock held."""
@@ -324,8 +334,7 @@ class Drafts:
     def _forget(self, one: _Standing) -> None:
         """What has no row is garbage from here on."""
         one.kept.close()
-        if one.link is not None:
-            one.link.close()
+        one.close()
         if one.named or self._chores is None:
             return
 

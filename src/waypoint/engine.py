@@ -78,7 +78,7 @@ class Engine:
         weakref.finalize(self, self.deltas.close)
         weakref.finalize(self, self.stock.close)
         weakref.finalize(self, self.twins.close)
-        self._soon = Chores("soon")
+        self._soon = Chores("soon", self.store.db.close)
         weakref.finalize(self, self._soon.close)
         self._chores = Chores("chores", self.store.db.close) if ahead else None
         if self._chores is not None:
@@ -95,7 +95,7 @@ class Engine:
         self._soon.close()
         if self._chores is not None:
             self._chores.close()
-        self.store.db.close()
+        self.store.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -262,11 +262,10 @@ class Engine:
         verify: bool = False,
     ) -> bringup.Live:
         """`upper`: the number of a layer that is to be made; a twin has its own."""
-        twin = self.twins.take(snapshot)
-        if twin is not None:
-            self.forget_removed(twin.session)  # it has a directory already
-            with contextlib.suppress(CriuError, SessionDead, KernelError):  # it died meanwhile: the snapshot is as good as ever
-                return replace(twin.adopt(snapshot, verify), spec=spec)
+        adopted = self.adopt(snapshot, verify)
+        if adopted is not None:
+            self.forget_removed(adopted[0])  # it has a directory already
+            return replace(adopted[1], spec=spec)
         bringup.check_base(base, snapshot)
         directory = self.store.paths.session(session)
         env = self.environment(spec)
@@ -274,21 +273,43 @@ class Engine:
             self.store, base, snapshot, spec, directory, env, upper=upper, verify=verify, stock=self.stock
         )
 
-    def afterwards(self, session: SessionRecord | None, snapshot: SnapshotRecord | None = None) -> None:
+    def adopt(self, snapshot: SnapshotRecord, verify: bool) -> tuple[str, bringup.Live] | None:
+        """The snapshot's twin, which goes on and is the caller's, and the id under which it has a session's directory.
+
+        None: it has no twin, or none of use any more; the snapshot is as good as ever. `snapshot` may have been read long ago.
+        """
+        twin = self.twins.take(snapshot)
+        if twin is None:
+            return None
+        if not self.store.db.is_as(snapshot):
+            twin.let_go()
+            return None
+        try:
+            return twin.session, twin.adopt(verify)
+        except (CriuError, SessionDead, KernelError):  # it died meanwhile
+            self.forget_removed(twin.session)
+            return None
+        except BaseException:
+            self.forget_removed(twin.session)
+            raise
+
+    def afterwards(self, session: Session | None, snapshot: SnapshotRecord | None = None) -> None:
         """For what may come next: workers, and a twin of the snapshot.
 
         Where twins and drafts hide what a snapshot or restore takes, nothing of it is begun before the caller is well on its way.
         """
-        if not (self.twins.on or self.drafts.on):
-            self.stock.refill(session)
-            return
 
         def get_ahead() -> None:
-            self.stock.refill(session)
+            if self.stock.on:
+                with contextlib.suppress(NotFound):
+                    self.stock.refill(None if session is None else session.record)
             if snapshot is not None:
                 self.twins.want(snapshot)
 
-        self._soon.later(get_ahead, lazily=True)
+        if self.twins.on or self.drafts.on:
+            self._soon.later(get_ahead, lazily=True)
+        else:
+            get_ahead()
 
     # -- ending -----------------------------------------------------------------------------------------------------
 

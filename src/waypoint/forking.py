@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from waypoint import bringup, faults
-from waypoint.errors import CriuError, KernelError, SessionDead, WaypointError
+from waypoint.errors import WaypointError
 from waypoint.model import BaseRecord, SessionRecord, SnapshotRecord
 from waypoint.session import Session, check_name, fork_threads, new_id
 
@@ -40,21 +40,10 @@ def _adopt(engine: Engine, snapshot: SnapshotRecord, name: str | None, verify: b
     """
     store = engine.store
     with store.operation():
-        twin = engine.twins.take(snapshot)
-        if twin is None:
+        adopted = engine.adopt(snapshot, verify)
+        if adopted is None:
             return None
-        if not store.db.is_as(snapshot):
-            twin.let_go()
-            return None
-        session = twin.session
-        try:
-            live = twin.adopt(snapshot, verify)
-        except (CriuError, SessionDead, KernelError):  # it died meanwhile: the snapshot is as good as ever
-            engine.forget_session_directory(session)
-            return None
-        except BaseException:
-            engine.forget_session_directory(session)
-            raise
+        session, live = adopted
         try:
             faults.point("fork-up")
             record = SessionRecord(

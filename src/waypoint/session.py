@@ -269,7 +269,7 @@ class Session:
                     taken = self._capture(name, began, created, ready)
             found = self._engine.keep_shallow(taken.record)
             self._engine.drafts.note(record, replace(taken, record=found))
-            self._engine.afterwards(self.record, found)
+            self._engine.afterwards(self, found)
             return found
 
     def draft(self, most_bytes: int) -> tuple[capture.Taken, SessionRecord] | None:
@@ -282,7 +282,7 @@ class Session:
             with contextlib.closing(self._engine.stock.ready(record)) as ready:
                 with locks.exclusive_on(ready.lock):
                     taken = self._capture(None, began, created, ready, draft=True)
-            self._engine.afterwards(self.record)
+            self._engine.afterwards(self)
             return taken, record
 
     def _capture(
@@ -355,18 +355,29 @@ class Session:
         """
         with self._store.operation(), locks.exclusive(self._store.paths.session_lock(self.id)):
             record = self._engine.resolved(self.id)
-            with self._store.holding(self._store.db.snapshot(snapshot, record.tree)) as target:
-                base = self._store.db.base(target.base)
+            target = self._engine.twins.known(snapshot)
+            adopted = self._engine.adopt(target, verify) if target is not None else None
+            if target is not None and adopted is not None:
+                self._engine.forget_removed(adopted[0])
                 spec = replace(target.spec, auto_snapshot=record.spec.auto_snapshot)
-                live = self._engine.bring_up(base, target, spec, self.id, verify=verify)
-                faults.point("restore-up")
-                self._take_place(record, target, live)
+                self._take_place(record, target, replace(adopted[1], spec=spec))
+            else:
+                target = self._bring_back(record, snapshot, verify)
             self._drop_pause(record)
-        self._engine.afterwards(self.record, target)
+        self._engine.afterwards(self, target)
+        return target
+
+    def _bring_back(self, record: SessionRecord, snapshot: str, verify: bool) -> SnapshotRecord:
+        with self._store.holding(self._store.db.snapshot(snapshot, record.tree)) as target:
+            base = self._store.db.base(target.base)
+            spec = replace(target.spec, auto_snapshot=record.spec.auto_snapshot)
+            live = self._engine.bring_up(base, target, spec, self.id, verify=verify)
+            self._take_place(record, target, live)
         return target
 
     def _take_place(self, record: SessionRecord, target: SnapshotRecord, live: bringup.Live) -> None:
         """The new incarnation has answered: from this commit on it is the session, and the old one is ended."""
+        faults.point("restore-up")
         try:
             self._store.db.update_session(
                 self.id,

@@ -93,8 +93,8 @@ class _Twin:
     def failed(self) -> bool:
         return self._problem is not None
 
-    def adopt(self, snapshot: SnapshotRecord, verify: bool) -> bringup.Live:
-        """It goes on as `snapshot`, and is the caller's, as is the directory; raises what went wrong with it.
+    def adopt(self, verify: bool) -> bringup.Live:
+        """It goes on, and is the caller's, as is the directory; raises what went wrong with it.
 
         Once, by whoever has taken it.
         """

@@ -211,9 +211,9 @@ def name_at(place: Place) -> str:
 
 def leave_note(place: Place, store: Path) -> None:
     """In which store that is, before it is made."""
-    text = json.dumps({"store": str(store)})
-    if _noted.pop(place.name, None) == text:
+    if _noted.pop(place.name, None) == store:
         return
+    text = json.dumps({"store": str(store)})
     fresh = place.directory / f".{NOTE}"
     fresh.write_text(text)
     fresh.replace(place.directory / NOTE)
@@ -221,10 +221,10 @@ def leave_note(place: Place, store: Path) -> None:
 
 def note_ahead(place: Place, store: Path) -> None:
     leave_note(place, store)
-    _noted[place.name] = json.dumps({"store": str(store)})
+    _noted[place.name] = store
 
 
-_noted: dict[str, str] = {}
+_noted: dict[str, Path] = {}
 """Places that have their note and wait to be used."""
 
 

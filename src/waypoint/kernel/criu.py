@@ -209,16 +209,16 @@ def restore(
                 if ahead is not None:
                     _stage(ahead, overlay)
                 hooks: dict[str, Hook] = {"setup-namespaces": namespaces_exist, "network-unlock": lambda _: held.close()}
-                answer = worker.answer_until("" if check is None else "pre-resume", hooks)
+                answer = worker.answer_until("post-resume" if check is None else "pre-resume", hooks)
                 if answer is None and check is not None:
                     with _held(worker, begun[0], guarded):
                         if (yield begun[0].pid):
                             check(begun[0].pid)
-                    answer = worker.go_on(hooks)
-                assert answer is not None
-                if not answer.success:
+                    answer = worker.go_on("post-resume", hooks)
+                if answer is not None:  # it ended before the tree ran
                     raise _failure("restore", log_dir / "restore.log", answer, worker.stderr())
-                return processes.identify(int(answer.restore.pid))
+                worker.leave()
+                return begun[0]
         except BaseException:
             end_half_restored(begun)
             raise

@@ -136,9 +136,15 @@ class Worker:
         assert answer is not None
         return answer
 
-    def go_on(self, hooks: Mapping[str, Hook]) -> rpc.criu_resp:
+    def go_on(self, question: str, hooks: Mapping[str, Hook]) -> rpc.criu_resp | None:
+        """After `answer_until`, until the next question, or the end."""
         self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=True))
-        return self.answer(hooks)
+        return self.answer_until(question, hooks)
+
+    def leave(self) -> None:
+        """After `answer_until`: all is done that it was asked for, and it can find its end by itself."""
+        self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=True))
+        self._answered = True
 
     def answer_until(self, question: str, hooks: Mapping[str, Hook]) -> rpc.criu_resp | None:
         """None: CRIU has asked this question and waits for `go_on`, from any thread; else it has ended before that."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from waypoint.errors import Busy, NotFound
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["exclusive", "exclusive_on", "open_lock", "shared", "shared_on"]
+__all__ = ["Doors", "exclusive", "exclusive_on", "open_lock", "shared", "shared_on"]
 
 
 @contextmanager
@@ -64,6 +65,36 @@ def _held(path: Path | str, kind: int, timeout: float | None) -> Iterator[int]:
         fcntl.flock(fd, fcntl.LOCK_UN)  # also for a child that inherited it and is only about to end
     finally:
         os.close(fd)
+
+
+class Doors:
+    """One lock file that is passed all the time: what was opened for it is kept for the next. Used by any number of threads."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._free = [open_lock(path)]
+        weakref.finalize(self, _close_all, self._free)
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        try:
+            fd = self._free.pop()
+        except IndexError:
+            fd = open_lock(self._path)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            yield
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            self._free.append(fd)
+
+    def close(self) -> None:
+        _close_all(self._free)
+
+
+def _close_all(free: list[int]) -> None:
+    while free:
+        os.close(free.pop())
 
 
 def _poll(fd: int, kind: int, timeout: float, path: Path | str) -> None:

@@ -35,6 +35,7 @@ class Store:
                 feature="root",
             ) from error
         self._local = threading.local()
+        self._queue, self._gate = locks.Doors(str(self.paths.queue)), locks.Doors(str(self.paths.gate))
         self.db = Database(self.paths.database)
         identity = self.db.meta("id")
         assert identity is not None
@@ -50,18 +51,25 @@ class Store:
         depth: int = getattr(self._local, "depth", 0)
         self._local.depth = depth + 1
         try:
-            with ExitStack() as stack:
-                if depth == 0:
-                    with locks.shared(self.paths.queue):  # once gc waits, it goes before whoever comes later
-                        pass
-                    stack.enter_context(locks.shared(self.paths.gate))
+            if depth > 0:
                 yield
+            else:
+                with self._queue.shared():  # once gc waits, it goes before whoever comes later
+                    pass
+                with self._gate.shared():
+                    yield
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFull(f"no space left on the store's disk ({error.filename}); nothing was lost") from error
             raise
         finally:
             self._local.depth = depth
+
+    def close(self) -> None:
+        """What the calling thread has open."""
+        self.db.close()
+        self._queue.close()
+        self._gate.close()
 
     @contextmanager
     def alone(self, timeout: float) -> Iterator[None]:
