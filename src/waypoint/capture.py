@@ -39,8 +39,8 @@ from waypoint.kernel import (
     usage,
 )
 from waypoint.kernel.survey import Survey
-from waypoint.manifest import describe_session
-from waypoint.model import BaseRecord, Capture, Process, SessionRecord, SnapshotRecord
+from waypoint.manifest import describe_session, told
+from waypoint.model import BaseRecord, Capture, ExecResult, Process, SessionRecord, SnapshotRecord
 from waypoint.reapply import TYPED
 from waypoint.store import locks
 from waypoint.store.store import Store
@@ -109,7 +109,7 @@ def take(
     snapshot: str,
     *,
     name: str | None,
-    ask_shell: Callable[[], dict[str, Any] | None],
+    ask_shell: Callable[[], ExecResult | None],
     began: float,
     created: float,
     ready: Ready,
@@ -145,8 +145,8 @@ def take(
         # it keeps the locks: if we die, CRIU lets the tree go on; until it has, nobody else may touch it
         dumper = stack.enter_context(ready.dumper(init, own_network=own_network, written=delta.written))
         dumper.begin(staging, leave_running=not ends)
-        shell = ask_shell()
-        if draft and shell is None:
+        said = ask_shell()
+        if draft and said is None:
             raise NoDraft(f"session {session.id} is in the middle of a command")
         requests = quiesce(init, session.id)
         written = store.written(session.id)
@@ -156,7 +156,7 @@ def take(
             delta.look()
             sealing.held = inspect.descriptors(init.pid)
             sealing.io = pulse.io_counts(sealing.held)
-            _seal(store, session, sealing, end_session, shell is None, stack)
+            _seal(store, session, sealing, end_session, said is None, stack)
             sealing.renamed = socket_names.present_names(init.pid)
             sealing.typed = typed.take_typed(init.pid)
             if sealing.typed:
@@ -167,7 +167,7 @@ def take(
 
         def while_frozen() -> None:
             sealing.manifest = describe_session(
-                init.pid, session.spec.idmap, shell, filtered=session.spec.seccomp, held=sealing.held
+                init.pid, session.spec.idmap, told(said), filtered=session.spec.seccomp, held=sealing.held
             )
             sealing.manifest["base_files"] = _base_files(store, base, session, sealing.manifest.pop("mapped"))
             faults.point("snapshot-frozen")
@@ -396,7 +396,7 @@ def _seal(
         sealing.layers = (session.upper, *session.layers)
         return
     parent = _parent(store, session)
-    if not busy and not inspect.has_shared_mappings(session.init_pid):
+    if not busy and not inspect.has_shared_mappings(sealing.held or processes.namespace_pids(session.init_pid)):
         sealing.print = f"{session.upper}:{trees.fingerprint(upper, skip=PRIVATE)}"
         if parent is not None and parent.manifest.get("upper_print") == sealing.print:
             with contextlib.suppress(NotFound):

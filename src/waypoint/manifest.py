@@ -14,7 +14,7 @@ from waypoint.kernel.losses import find_losses
 from waypoint.model import ExecResult
 from waypoint.reapply import LOST, collect
 
-__all__ = ["SHELL_QUERY", "describe_session", "shell_state"]
+__all__ = ["SHELL_QUERY", "ask_shell", "describe_session", "shell_state", "told"]
 
 SHELL_QUERY = (
     "declare -px 2>/dev/null || export -p; printf '\\0'; declare -p 2>/dev/null || set; declare -f 2>/dev/null; alias; "
@@ -31,7 +31,11 @@ _VOLATILE = (
 
 def shell_state(link: Link) -> dict[str, Any] | None:
     """The shell's exported variables and a digest of all its state, asked from the shell itself; None when it is busy."""
-    result = _ask(link)
+    return told(ask_shell(link))
+
+
+def told(result: ExecResult | None) -> dict[str, Any] | None:
+    """What the shell's answer says."""
     if result is None:
         return None
     exported, _, everything = result.stdout.partition(b"\0")
@@ -47,8 +51,11 @@ def shell_state(link: Link) -> dict[str, Any] | None:
     }
 
 
-def _ask(link: Link) -> ExecResult | None:
-    """A command's outcome is out a moment before the shell waits for the next: until then it refuses, but runs nothing."""
+def ask_shell(link: Link) -> ExecResult | None:
+    """For `told`; None when the shell is busy.
+
+    A command's outcome is out a moment before the shell waits for the next: until then it refuses, but runs nothing.
+    """
     request = commands.exec_request(SHELL_QUERY, no_wait=True, ours=True)
     request.timeout = 5
     deadline = time.monotonic() + _BETWEEN_COMMANDS

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from waypoint import bringup, capture, faults
 from waypoint.ahead import Ready
@@ -18,7 +18,7 @@ from waypoint.errors import CriuError, NotCapturable, UsageError, WrongState
 from waypoint.guest import commands, frames
 from waypoint.guest.connection import Connection, connect
 from waypoint.kernel import inspect, own_tty, usage
-from waypoint.manifest import shell_state
+from waypoint.manifest import ask_shell, shell_state
 from waypoint.model import BaseRecord, ExecResult, Process, SessionRecord, SnapshotRecord
 from waypoint.store import locks
 from waypoint.verify import differences
@@ -59,7 +59,9 @@ class _Locked:
 class Session:
     """A handle. It holds no resources: dropping it does nothing to the session, and any number may exist for one."""
 
-    def __init__(self, engine: Engine, session: str, *, unseen: bool = False, shell: str = "", automatic: bool | None = None) -> None:
+    def __init__(
+        self, engine: Engine, session: str, *, unseen: bool = False, shell: str = "", automatic: bool | None = None
+    ) -> None:
         """`unseen`: what is done through this handle changes nothing that a caller could see.
 
         `automatic`: whether it takes a snapshot before each command, if that is known; a session does not change in that.
@@ -300,19 +302,16 @@ class Session:
         snapshot = new_id("p")
         link = _Locked(self.id, Process(record.init_pid, record.init_start), record.epoch)
 
-        def ask_shell() -> dict[str, Any] | None:
-            return shell_state(link)
-
         if record.spec.files_only:
             return capture.take_files(
                 self._store, record, snapshot,
-                name=name, shell=ask_shell(), began=began, created=created, end_session=end_session,
+                name=name, shell=shell_state(link), began=began, created=created, end_session=end_session,
             )  # fmt: skip
 
         def take(*, whole: bool = False) -> capture.Taken:
             return capture.take(
                 self._store, self._store.db.base(record.base), record, snapshot,
-                name=name, ask_shell=ask_shell, began=began, created=created, ready=ready, end_session=end_session,
+                name=name, ask_shell=lambda: ask_shell(link), began=began, created=created, ready=ready, end_session=end_session,
                 draft=draft, stock=self._engine.stock, deltas=self._engine.deltas, whole=whole,
             )  # fmt: skip
 

@@ -12,7 +12,6 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,26 +98,24 @@ class Dumper:
         """
         images, pid, own_network = self._images, self._pid, self._own_network
         stopped: list[float] = []
-        beside: list[Future[None]] = []
 
         def mark(_: int) -> None:
             stopped.append(time.perf_counter())
 
-        def frozen(_: int) -> None:
+        def frozen(_: int) -> Callable[[], None]:
             connected = when_frozen()
             if own_network and connected and netlock.has_connections(pid):
                 held.callback(netlock.lock_network(pid))
-            beside.append(pool.submit(while_frozen))
+            return while_frozen
 
         def released(_: int) -> Callable[[], None]:
-            beside[0].result()
             if own_network:
                 criu_images.claim_network(images)
             criu_images.mend_terminals(images)
             before_release()
             return meanwhile
 
-        with contextlib.ExitStack() as held, ThreadPoolExecutor(1, thread_name_prefix="frozen") as pool:
+        with contextlib.ExitStack() as held:
             hooks: dict[str, Hook] = {
                 "pre-dump": mark,
                 "query-ext-files": frozen,

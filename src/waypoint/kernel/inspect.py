@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from waypoint.kernel.processes import namespace_pids
@@ -108,12 +109,14 @@ def mapped_files(pid: int) -> dict[str, list[int]]:
     return found
 
 
-def has_shared_mappings(init_pid: int) -> bool:
-    """A process has a file mapped shared and writable: its file can change without its times changing."""
-    for pid in namespace_pids(init_pid):
+def has_shared_mappings(pids: Iterable[int]) -> bool:
+    """One of these processes has a file mapped shared and writable: its file can change without its times changing."""
+    for pid in pids:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             with open(f"/proc/{pid}/maps", errors="surrogateescape") as lines:
-                if any(line.split(maxsplit=2)[1] in ("rw-s", "rwxs") and " /" in line for line in lines):
+                text = lines.read()
+            for kind in (" rw-s ", " rwxs "):
+                if kind in text and any(kind in line and " /" in line for line in text.splitlines()):
                     return True
     return False
 
