@@ -125,8 +125,8 @@ class TestPrograms:
 
     def test_our_own_programs_compile_without_a_warning(self, prefix: Path, tmp_path: Path) -> None:
         for program in tools.PROGRAMS:
-            argv = ["gcc", *program.flags, "-Werror", "-o", str(tmp_path / program.name), str(program.source)]
-            done = subprocess.run(argv, capture_output=True, text=True)
+            argv = ["gcc", *program.flags, "-Werror", "-o", str(tmp_path / program.name), program.source.name]
+            done = subprocess.run(argv, capture_output=True, text=True, cwd=program.source.parent)
             assert done.returncode == 0, done.stderr
 
 

@@ -140,6 +140,14 @@ def start_restorer(hold: Sequence[int]) -> Worker:
     return Worker(launch_argv("criu", kernel, (), tools.criu_argv()), hold=hold, environment=_environment(kernel))
 
 
+def _restorer(overlay: Overlay, cgroups: Sequence[Path], hold: Sequence[int], merge: bool) -> Worker:
+    """One that is started now, with its root mounted."""
+    kernel = cached_kernel_options()
+    options = [*kernel, *overlay.options(), *(["--merge"] if merge else [])]
+    argv = launch_argv("criu", options, cgroups, tools.criu_argv())
+    return Worker(argv, hold=hold, environment=_environment(kernel))
+
+
 def _environment(kernel: Sequence[str], written: bool = False) -> dict[str, str]:
     """What is loaded into CRIU. One that has to find out first what this kernel can do uses all of its own libraries."""
     environment = tools.quick_environment() if kernel else {}
@@ -197,11 +205,8 @@ def restore(
             if own_network and netlock.saved_connections(images):
                 held.callback(netlock.lock_network(pid))
 
-        more = ["--merge"] if merge else []
-        kernel = cached_kernel_options()
-        argv = launch_argv("criu", [*kernel, *overlay.options(), *more], cgroups, tools.criu_argv())
         try:
-            with contextlib.ExitStack() as held, ahead or Worker(argv, hold=hold, environment=_environment(kernel)) as worker:
+            with contextlib.ExitStack() as held, ahead or _restorer(overlay, cgroups, hold, merge) as worker:
                 worker.begin(rpc.RESTORE, options)
                 if ahead is not None:
                     _stage(ahead, overlay)

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from waypoint.errors import HostUnsupported
@@ -176,12 +176,18 @@ def remember_criu(criu: Criu) -> None:
 def _read_stamp() -> Criu | None:
     """The stamp, or None when there is none, it is unreadable, or it speaks of another kernel or another binary."""
     try:
-        read = json.loads((prefix() / "criu.json").read_bytes())
-        criu = Criu(tuple(read["argv"]), read["version"], read["kernel"], tuple(read["identity"]))
+        path = prefix() / "criu.json"
+        criu = _stamped(path, _identity(path))
         fresh = criu.kernel == _kernel() and criu.identity == _identity(Path(criu.argv[-1]))
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
     return criu if fresh else None
+
+
+@lru_cache(1)
+def _stamped(path: Path, _: tuple[int, int, int]) -> Criu:
+    read = json.loads(path.read_bytes())
+    return Criu(tuple(read["argv"]), read["version"], read["kernel"], tuple(read["identity"]))
 
 
 def quick_environment() -> dict[str, str]:
@@ -244,22 +250,36 @@ def _identity(path: Path) -> tuple[int, int, int]:
 
 def launch_path() -> Path:
     """The host-side launcher compiled from the source that this package carries."""
-    return program_path(PROGRAMS[0])
+    return _ours(0)
 
 
 def init_path() -> Path:
     """The static PID 1 of a session, compiled from the source that this package carries."""
-    return program_path(PROGRAMS[1])
+    return _ours(1)
 
 
 def written_path() -> Path:
     """What makes CRIU dump only the memory that was written to (deltas.py)."""
-    return program_path(PROGRAMS[2])
+    return _ours(2)
 
 
 def survey_path() -> Path:
     """What looks at layers of thousands of files."""
-    return program_path(PROGRAMS[3])
+    return _ours(3)
+
+
+def _ours(number: int) -> Path:
+    """Found once in the life of a process, which goes on with the source that it was loaded from."""
+    path = _found(number, prefix())
+    if not path.exists():
+        _found.cache_clear()
+        path = _found(number, prefix())
+    return path
+
+
+@cache
+def _found(number: int, _: Path) -> Path:
+    return program_path(PROGRAMS[number])
 
 
 def program_path(program: Program) -> Path:
