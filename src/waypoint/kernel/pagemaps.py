@@ -30,6 +30,7 @@ _OWN_PAGES = 1 << 20
 """CRIU numbers its own files from 1."""
 _CHUNK = 1 << 20
 _BUFFERS = 4
+_TRIED = 32
 _MOST_PIECES = 512
 _Segment = tuple[int, int, int, int]
 """From, to, file, place in it."""
@@ -152,13 +153,20 @@ def holds(images: Path, number: int) -> bool:
 
 
 def same_pages(pid: int, number: int, ranges: Sequence[Range], images: Path) -> list[Range]:
-    """Which of these pages of a process that runs are as an image, with its parents, has them."""
+    """Which of these pages of a process that runs are as an image, with its parents, has them.
+
+    If none of some that are looked at first are, no more are looked at: it has written all of its memory.
+    """
     with contextlib.ExitStack() as files, ThreadPoolExecutor(2, thread_name_prefix="same") as pool:
-        saved = _segments(images, number, files)
-        local = threading.local()
-        return united(
-            page for same in pool.map(partial(_same, pid, local), _batches(_pieces(ranges, saved))) for page in same
-        )
+        batches = list(_batches(_pieces(ranges, _segments(images, number, files))))
+        same = partial(_same, pid, threading.local())
+        apart = max(2, len(batches) // _TRIED)
+        found = list(pool.map(same, batches[::apart]))
+        if not any(found):
+            return []
+        del batches[::apart]
+        found += pool.map(same, batches)
+        return united(page for pages in found for page in pages)
 
 
 def _segments(images: Path, number: int, files: contextlib.ExitStack) -> list[_Segment]:
