@@ -54,6 +54,8 @@ class Live:
     spec: Spec
     shell: str = ""
     """What its init said of the shell when it first answered: idle, busy, starting, ..."""
+    link: Connection | None = None
+    """By which it did, if that was kept."""
 
     def columns(self) -> dict[str, Any]:
         """What the row of a session says that is this incarnation."""
@@ -240,7 +242,7 @@ def restore_processes(
             faults.point("up-restored")
             reapply(init, snapshot, store.paths.image(snapshot.image))
             said = hello.answer(init)
-        return Live(init, upper, layers, spec, said.get("state", ""))
+            return Live(init, upper, layers, spec, said.get("state", ""), hello.keep() if guarded else None)
     except BaseException:
         if init is not None:
             processes.kill(init)
@@ -278,6 +280,11 @@ class _Hello:
     def __exit__(self, *_: object) -> None:
         if self._connection is not None:
             self._connection.close()
+
+    def keep(self) -> Connection | None:
+        """For whoever talks to it next."""
+        kept, self._connection = self._connection, None
+        return kept
 
     def say(self, init: Process, timeout: float) -> None:
         self._connection = connect(init, self._what, timeout)

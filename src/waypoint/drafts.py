@@ -23,6 +23,7 @@ from waypoint.chores import Chores
 from waypoint.errors import SessionDead, WaypointError
 from waypoint.guest import frames
 from waypoint.guest.connection import Connection, connect
+from waypoint.guest.links import Links
 from waypoint.kernel import pulse
 from waypoint.model import Process, SessionRecord, SnapshotRecord
 from waypoint.store import locks
@@ -63,6 +64,7 @@ class _Standing:
     record: SnapshotRecord
     taken: Taken
     init: Process
+    epoch: int
     named: bool
     kept: ExitStack
     since: float = field(default_factory=time.monotonic)
@@ -124,12 +126,14 @@ class Drafts:
         plan: Drafting,
         take: Callable[[str, int], tuple[Taken, SessionRecord] | None],
         chores: Chores | None,
+        links: Links,
     ) -> None:
         """`take` makes a draft of a session, or none if it has more memory; `chores` runs what nobody waits for."""
         self._store = store
         self._plan = plan
         self._take = take
         self._chores = chores
+        self._links = links
         self._change = threading.Condition()
         self._due: dict[str, float] = {}
         self._making: set[str] = set()
@@ -155,6 +159,9 @@ class Drafts:
             self._making.discard(session)
             old = self._standing.pop(session, None)
         if old is not None:
+            if old.link is not None:
+                self._links.keep(session, old.link, old.epoch)
+                old.link = None
             self._forget(old)
 
     def later(self, session: str) -> None:
@@ -175,7 +182,8 @@ class Drafts:
         """A snapshot was just taken; the session ran on."""
         if self._chores is None or taken.marks is None or taken.marks.requests < 0:
             return
-        self._keep(session.id, _Standing(taken.record, taken, Process(session.init_pid, session.init_start), True, ExitStack()))
+        init = Process(session.init_pid, session.init_start)
+        self._keep(session.id, _Standing(taken.record, taken, init, session.epoch, True, ExitStack()))
         with self._change:
             self._work()
 
@@ -300,7 +308,7 @@ class Drafts:
                     return
                 taken, record = made
                 self._store.keep(taken.record, kept)
-                one = _Standing(taken.record, taken, Process(record.init_pid, record.init_start), False, kept.pop_all())
+                one = _Standing(taken.record, taken, Process(record.init_pid, record.init_start), record.epoch, False, kept.pop_all())
                 with self._change:
                     wanted = session in self._making and not self._closed
                     self._making.discard(session)

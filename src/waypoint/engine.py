@@ -30,6 +30,7 @@ from waypoint.errors import (
 )
 from waypoint.forking import fork
 from waypoint.guest.commands import BASIC_ENVIRONMENT
+from waypoint.guest.links import Links
 from waypoint.hostroot import host_base
 from waypoint.kernel import capabilities, ksm, processes, syscalls, tools
 from waypoint.kernel.launch import ID_BASE
@@ -72,6 +73,8 @@ class Engine:
         """
         self.store = Store(home)
         self.boot = processes.boot_id()
+        self.links = Links()
+        weakref.finalize(self, self.links.close)
         self.deltas = Deltas(self.store.paths, deltas or Tracking(on=ahead))
         self.stock = Stock(self.store.paths, on=ahead, tracks=self.deltas.tracks)
         self.twins = Twins(self.store, twins or Budget())
@@ -84,11 +87,12 @@ class Engine:
         if self._chores is not None:
             weakref.finalize(self, self._chores.close)
         plan = drafts or Drafting()
-        self.drafts = Drafts(self.store, plan, _drafter(weakref.ref(self)), self._chores)
+        self.drafts = Drafts(self.store, plan, _drafter(weakref.ref(self)), self._chores, self.links)
         weakref.finalize(self, self.drafts.close)
 
     def close(self) -> None:
         self.drafts.close()
+        self.links.close()
         self.twins.close()
         self.deltas.close()
         self.stock.close()
@@ -343,6 +347,8 @@ class Engine:
 
     def end_live(self, live: bringup.Live) -> None:
         """End an incarnation that no row names."""
+        if live.link is not None:
+            live.link.close()
         bringup.retire(self.store, live)
         self.store.discard_layers([live.upper])
 

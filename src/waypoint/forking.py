@@ -55,6 +55,8 @@ def _adopt(engine: Engine, snapshot: SnapshotRecord, name: str | None, verify: b
             engine.end_live(live)
             engine.forget_session_directory(session)
             raise
+    if live.link is not None:
+        engine.links.keep(session, live.link, 0)
     return Session(engine, session, shell=live.shell, automatic=live.spec.auto_snapshot)
 
 

@@ -93,6 +93,9 @@ class Session:
         if not self._unseen:
             self._engine.drafts.stir(self.id)
         with locks.shared(self._store.paths.session_lock(self.id)):
+            waiting = self._engine.links.take(self.id)
+            if waiting is not None:
+                return waiting
             record = self._live(self.record)
             return connect(Process(record.init_pid, record.init_start), self.id), record.epoch
 
@@ -394,6 +397,8 @@ class Session:
             raise
         faults.point("restore-committed")
         self._engine.end_incarnation(record)
+        if live.link is not None:
+            self._engine.links.keep(self.id, live.link, record.epoch + 1)
         faults.point("restore-retired")
 
     def _drop_pause(self, record: SessionRecord) -> None:
@@ -471,6 +476,7 @@ class Session:
             self._engine.stock.drop(self.id)
             self._engine.deltas.drop(self.id)
             self._engine.drafts.stir(self.id)
+            self._engine.links.drop(self.id)
             self._store.db.remove_session(self.id)
             faults.point("remove-row")
             self._engine.end_incarnation(record)

@@ -82,6 +82,34 @@ def test_a_restore_and_a_fork_adopt_a_twin(paired: Engine, session: Session, mon
         fork.remove()
 
 
+def test_snapshots_between_which_nothing_changed_share_a_twin(paired: Engine, session: Session) -> None:
+    session.exec("N=1")
+    first = session.snapshot().id
+    has_twin(paired, first)
+    until(lambda: session.snapshot().shares == first, "nothing has happened since")
+    second = session.snapshot()
+    assert second.shares == first
+    session.exec("N=2")
+    (fork,) = session.fork(1, from_snapshot=second.id)
+    assert paired.twins.waiting() == [], "it was adopted"
+    assert fork.exec("echo $N").stdout == b"1\n"
+    assert fork.record.snapshot == second.id
+    fork.remove()
+
+
+def test_somebody_elses_restore_is_seen_at_once(paired: Engine, engine: Engine, session: Session) -> None:
+    """A restored session keeps the connection by which it first answered: that must not lead to what is gone."""
+    session.exec("N=1")
+    first = session.snapshot().id
+    session.exec("N=2")
+    second = session.snapshot().id
+    for number, (snapshot, other) in enumerate([(second, first), (first, second)] * 2):
+        has_twin(paired, snapshot)
+        session.restore(snapshot)
+        engine.session(session.id).restore(other)
+        assert session.exec("echo $N").stdout == (b"2\n" if number % 2 else b"1\n")
+
+
 def test_nothing_runs_in_a_twin_before_it_is_adopted(paired: Engine, session: Session) -> None:
     """The job writes down how often it ran: a twin that waits must not add to what was saved."""
     session.exec("(n=0; while sleep 0.02; do n=$((n+1)); echo $n >>/count; done) & sleep 0.1")
@@ -113,7 +141,7 @@ def test_running_timers_are_seen(paired: Engine, session: Session) -> None:
     session.exec("sleep 1000 &")
     images = paired.store.paths.image(session.snapshot().image)
     assert not has_running_timers(images)
-    session.exec("timeout 900 sleep 1000 & until [ -n \"$(ps -o pid= --ppid $!)\" ]; do sleep 0.01; done")
+    session.exec('timeout 900 sleep 1000 & until [ -n "$(ps -o pid= --ppid $!)" ]; do sleep 0.01; done')
     snapshot = session.snapshot()
     assert has_running_timers(paired.store.paths.image(snapshot.image))
     time.sleep(0.2)
@@ -166,7 +194,9 @@ time.sleep(1000)
 """
 
 
-def test_the_twins_of_a_killed_process_end_without_having_run(engine: Engine, home: Path, small_base: BaseRecord) -> None:
+def test_the_twins_of_a_killed_process_end_without_having_run(
+    engine: Engine, home: Path, small_base: BaseRecord
+) -> None:
     session = engine.new(base=small_base)
     session.exec("(while sleep 0.05; do echo ran >>/count; done) &")
     child = subprocess.Popen([sys.executable, "-c", KILLED, str(home), session.id], stdout=subprocess.PIPE, text=True)

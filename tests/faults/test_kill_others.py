@@ -92,6 +92,39 @@ def test_fork_makes_all(ground: Engine, subject: Session) -> None:
         fork.remove()
 
 
+TWIN = """
+import time
+from waypoint.twins import Budget
+engine.twins.allow(Budget(twins=1))
+one = engine.store.db.snapshot("one")
+engine.twins.want(one)
+while one.id not in engine.twins.waiting():
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("point", ["up-restored", "restore-up", "restore-committed", "restore-retired"])
+def test_restore_to_a_twin(ground: Engine, subject: Session, point: str) -> None:
+    two(subject)
+    killed(ground.store.paths.home, subject.id, point, f"{TWIN}\nsession.restore(one.id)")
+    assert value(subject) == ("one" if point in ("restore-committed", "restore-retired") else "two")
+    collected(ground)
+
+
+@pytest.mark.parametrize("point", ["up-restored", "fork-up"])
+def test_a_fork_from_a_twin_is_not_made(ground: Engine, subject: Session, point: str) -> None:
+    killed(ground.store.paths.home, subject.id, point, f"{TWIN}\nengine.fork(one, 1)")
+    collected(ground)
+
+
+def test_a_fork_from_a_twin_is_made(ground: Engine, subject: Session) -> None:
+    killed(ground.store.paths.home, subject.id, "fork-live", f"{TWIN}\nengine.fork(one, 1, ['heir'])")
+    collected(ground)
+    heir = ground.session("heir")
+    check_state(heir, "one")
+    heir.remove()
+
+
 @pytest.mark.parametrize("point", [*UP, "resume-up", "restore-committed", "restore-retired"])
 def test_resume(ground: Engine, subject: Session, point: str) -> None:
     now = value(subject)

@@ -69,6 +69,16 @@ class Connection:
             if not self.fill():
                 return None
 
+    def is_open(self) -> bool:
+        """Nobody has closed it, and it says nothing unasked."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return not self._buffer
+        except OSError:
+            return False
+        return False
+
     def fill(self) -> bool:
         """Read once from the socket into the buffer; False at its end."""
         try:

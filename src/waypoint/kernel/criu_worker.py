@@ -25,6 +25,8 @@ __all__ = ["Hook", "Worker"]
 Hook = Callable[[int], Callable[[], None] | None]
 """What to do when CRIU asks; what it returns is done when CRIU has its answer and goes on."""
 
+_GUARD = 'free=$1; shift; read -r word; [ -s "/proc/self/fd/$free" ] || kill -9 "$@"'
+"""Waits for the end of its input, and looks then whether it was set free. To be told would wake it, at a time when others want to run."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -44,6 +46,7 @@ class Worker:
         """`environment`: beside the path. Nothing of the caller's: CRIU takes options from it."""
         self._asked = self._answered = False
         self._abandoned = False
+        self._left = False
         self._launcher = argv[0]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -85,13 +88,19 @@ class Worker:
         One that has answered, or was never asked, has nothing left to do but to end, which takes it 3 ms: nobody waits for that
         unless asked to.
         """
-        self._socket.close()
-        if self._process.stderr is not None:
-            self._process.stderr.close()
+        if self._left:
+            later.reap(self._process, self._let_go)
+            return
+        self._let_go()
         if (self._answered or not self._asked) and not wait:
             later.reap(self._process)
         else:
             self._process.wait()
+
+    def _let_go(self) -> None:
+        self._socket.close()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
@@ -103,23 +112,23 @@ class Worker:
         CRIU would take the end of its socket for an answer, and let the tree run that nobody owns. So a child holds our end of the
         socket too, and kills them when it finds that we are gone.
         """
+        free = os.memfd_create("free", os.MFD_CLOEXEC)
         guard = subprocess.Popen(
-            ["/bin/sh", "-c", 'read -r word; [ "$word" = go ] || kill -9 "$@"', "guard", *map(str, [*tree, self.pid])],
-            pass_fds=(self._socket.fileno(),),
+            ["/bin/sh", "-c", _GUARD, "guard", str(free), *map(str, [*tree, self.pid])],
+            pass_fds=(self._socket.fileno(), free),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={},
             start_new_session=True,
         )
+        assert guard.stdin is not None
         try:
             yield
         finally:
-            assert guard.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                guard.stdin.write(b"go\n")
-                guard.stdin.close()
-            later.reap(guard)
+            os.write(free, b"1")
+            os.close(free)
+            later.reap(guard, guard.stdin.close)
 
     def abandon(self) -> None:
         """In a hook that raises: CRIU is ended where it is, and its answer is not waited for."""
@@ -141,10 +150,11 @@ class Worker:
         self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=True))
         return self.answer_until(question, hooks)
 
-    def leave(self) -> None:
-        """After `answer_until`: all is done that it was asked for, and it can find its end by itself."""
-        self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=True))
-        self._answered = True
+    def leave(self, *, waits: bool) -> None:
+        """After `answer_until`: all is done that it was asked for, and it can end. `waits`: a little later, out of its caller's way."""
+        self._answered, self._left = True, waits
+        if not waits:
+            self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=True))
 
     def answer_until(self, question: str, hooks: Mapping[str, Hook]) -> rpc.criu_resp | None:
         """None: CRIU has asked this question and waits for `go_on`, from any thread; else it has ended before that."""

@@ -8,22 +8,29 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 
 __all__ = ["reap"]
 
 _TICK = 0.04
 _IDLE_SECONDS = 10.0
 
+_PATIENCE = 0.015
+"""A child that ends takes a processor for that, and the caller's next command is under way."""
+
 _lock = threading.Lock()
+_waiting: list[tuple[float, Callable[[], None]]] = []
 _ending: list[subprocess.Popen[bytes]] = []
 _thread: threading.Thread | None = None
 
 
-def reap(process: subprocess.Popen[bytes]) -> None:
-    """When it has ended, some time."""
+def reap(process: subprocess.Popen[bytes], release: Callable[[], None] | None = None) -> None:
+    """When it has ended, some time; `release` is called a little later and lets it end."""
     global _thread
     with _lock:
         _ending.append(process)
+        if release is not None:
+            _waiting.append((time.monotonic() + _PATIENCE, release))
         if _thread is None or not _thread.is_alive():  # after a fork it is not
             _thread = threading.Thread(target=_run, name="reaper", daemon=True)
             _thread.start()
@@ -34,6 +41,12 @@ def _run() -> None:
     needed = time.monotonic()
     while True:
         time.sleep(_TICK)
+        now = time.monotonic()
+        with _lock:
+            due = [release for at, release in _waiting if at <= now]
+            _waiting[:] = [one for one in _waiting if one[0] > now]
+        for release in due:
+            release()
         with _lock:
             _ending[:] = [process for process in _ending if process.poll() is None]
             if _ending:

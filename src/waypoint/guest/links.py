@@ -1,0 +1,56 @@
+"""Connections to inits that nobody uses at the moment. Whoever comes next need not look for the session and its socket.
+
+That is safe without another look at the session's row: whoever puts another state in a session's place, or ends it, kills its init
+before the session's lock is free again, and a snapshot closes every connection. A link that is still open when the lock is held leads
+to what the session is.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from waypoint.guest.connection import Connection
+
+__all__ = ["Links"]
+
+_MOST = 16
+
+
+class Links:
+    """One for each session at most. Used by any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[str, tuple[Connection, int]] = {}
+
+    def keep(self, session: str, connection: Connection, epoch: int) -> None:
+        """The session's epoch is that of the state that it leads to."""
+        with self._lock:
+            old = [self._kept.pop(session, None)]
+            self._kept[session] = (connection, epoch)
+            if len(self._kept) > _MOST:
+                old.append(self._kept.pop(next(iter(self._kept))))
+        for one in old:
+            if one is not None:
+                one[0].close()
+
+    def take(self, session: str) -> tuple[Connection, int] | None:
+        """It is the caller's. The caller holds the session's lock."""
+        with self._lock:
+            found = self._kept.pop(session, None)
+        if found is not None and not found[0].is_open():
+            found[0].close()
+            return None
+        return found
+
+    def drop(self, session: str) -> None:
+        with self._lock:
+            found = self._kept.pop(session, None)
+        if found is not None:
+            found[0].close()
+
+    def close(self) -> None:
+        with self._lock:
+            kept, self._kept = self._kept, {}
+        for connection, _ in kept.values():
+            connection.close()
