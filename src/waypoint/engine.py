@@ -34,8 +34,8 @@ from waypoint.guest.links import Links
 from waypoint.hostroot import host_base
 from waypoint.kernel import capabilities, ksm, processes, syscalls, tools
 from waypoint.kernel.launch import ID_BASE
-from waypoint.model import BaseRecord, Capture, Limits, Network, Process, SessionRecord, SnapshotRecord, Spec
-from waypoint.session import Session, check_name, new_id
+from waypoint.model import BaseRecord, Capture, Limits, Network, Process, SessionRecord, SnapshotRecord, Spec, new_id
+from waypoint.session import Session, check_name
 from waypoint.squash import DEPTH, squash
 from waypoint.store.store import Store
 from waypoint.surroundings import find_shell, guest_layer, place_files

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from waypoint import bringup, faults
 from waypoint.errors import WaypointError
-from waypoint.model import BaseRecord, SessionRecord, SnapshotRecord
-from waypoint.session import Session, check_name, fork_threads, new_id
+from waypoint.model import BaseRecord, SessionRecord, SnapshotRecord, new_id
+from waypoint.session import Session, check_name, fork_threads
 
 if TYPE_CHECKING:
     from waypoint.engine import Engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,10 +18,16 @@ __all__ = [
     "SnapshotRecord",
     "Spec",
     "StartState",
+    "new_id",
 ]
 
 State = Literal["creating", "live", "paused", "dead"]
 Network = Literal["none", "host", "nat"]
+
+
+def new_id(kind: str) -> str:
+    """`s` for a session, `p` for a snapshot. Random, so that two processes cannot meet."""
+    return kind + secrets.token_hex(4)
 
 
 @dataclass(frozen=True, slots=True)

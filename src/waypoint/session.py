@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from waypoint.guest import commands, frames
 from waypoint.guest.connection import Connection, connect
 from waypoint.kernel import inspect, own_tty, usage
 from waypoint.manifest import ask_shell, shell_state
-from waypoint.model import BaseRecord, ExecResult, Process, SessionRecord, SnapshotRecord
+from waypoint.model import BaseRecord, ExecResult, Process, SessionRecord, SnapshotRecord, new_id
 from waypoint.store import locks
 from waypoint.verify import differences
 
@@ -483,10 +482,6 @@ class Session:
             faults.point("remove-ended")
             self._drop_pause(record)
         self._engine.forget_removed(self.id)
-
-
-def new_id(kind: str) -> str:
-    return kind + secrets.token_hex(4)
 
 
 def fork_threads(n: int) -> ThreadPoolExecutor:

@@ -19,8 +19,7 @@ from waypoint import bringup
 from waypoint.errors import WaypointError
 from waypoint.kernel import trees
 from waypoint.kernel.criu_timers import has_running_timers
-from waypoint.model import BaseRecord, SnapshotRecord
-from waypoint.session import new_id
+from waypoint.model import BaseRecord, SnapshotRecord, new_id
 from waypoint.store import locks
 from waypoint.store.store import Store
 
