@@ -277,15 +277,16 @@ class Engine:
             self.store, base, snapshot, spec, directory, env, upper=upper, verify=verify, stock=self.stock
         )
 
-    def adopt(self, snapshot: SnapshotRecord, verify: bool) -> tuple[str, bringup.Live] | None:
+    def adopt(self, snapshot: SnapshotRecord, verify: bool, *, look: bool = True) -> tuple[str, bringup.Live] | None:
         """The snapshot's twin, which goes on and is the caller's, and the id under which it has a session's directory.
 
-        None: it has no twin, or none of use any more; the snapshot is as good as ever. `snapshot` may have been read long ago.
+        None: it has no twin, or none of use any more; the snapshot is as good as ever. `snapshot` may have been read long ago:
+        unless the caller does, `look` whether its row still says the same.
         """
         twin = self.twins.take(snapshot)
         if twin is None:
             return None
-        if not self.store.db.is_as(snapshot):
+        if look and not self.store.db.is_as(snapshot):
             twin.let_go()
             return None
         try:

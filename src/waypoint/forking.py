@@ -40,7 +40,7 @@ def _adopt(engine: Engine, snapshot: SnapshotRecord, name: str | None, verify: b
     """
     store = engine.store
     with store.operation():
-        adopted = engine.adopt(snapshot, verify)
+        adopted = engine.adopt(snapshot, verify, look=False)
         if adopted is None:
             return None
         session, live = adopted
@@ -50,11 +50,15 @@ def _adopt(engine: Engine, snapshot: SnapshotRecord, name: str | None, verify: b
                 id=session, name=name, state="live", tree=snapshot.tree, base=snapshot.base, boot=engine.boot, created=time.time(),
                 snapshot=snapshot.parent if snapshot.pinned else snapshot.id, **live.columns(),
             )  # fmt: skip
-            store.db.add_sessions([record])
+            added = store.db.add_session_of(record, snapshot)
         except BaseException:
             engine.end_live(live)
             engine.forget_session_directory(session)
             raise
+        if not added:  # it was removed meanwhile, or is not what it was: that is for `_make` to say
+            engine.end_live(live)
+            engine.forget_session_directory(session)
+            return None
     if live.link is not None:
         engine.links.keep(session, live.link, 0)
     return Session(engine, session, shell=live.shell, automatic=live.spec.auto_snapshot)

@@ -222,16 +222,17 @@ class Database:
 
     def add_sessions(self, records: list[SessionRecord]) -> None:
         """All or none."""
-        marks = ",".join("?" * len(SESSION_COLUMNS))
         with self.write() as connection:
             for record in records:
-                try:
-                    connection.execute(f"INSERT INTO sessions VALUES ({marks})", session_row(record))
-                except sqlite3.IntegrityError as error:
-                    if "FOREIGN KEY" in str(error):
-                        gone = f"the base or snapshot of the new session was removed meanwhile: {record.base}"
-                        raise NotFound(gone) from error
-                    raise Exists(f"a session named {record.name} exists already", name=record.name) from error
+                _insert_session(connection, record)
+
+    def add_session_of(self, record: SessionRecord, snapshot: SnapshotRecord) -> bool:
+        """If the snapshot `is_as` it was read; else nothing is done."""
+        with self.write() as connection:
+            if not self.is_as(snapshot):
+                return False
+            _insert_session(connection, record)
+            return True
 
     def make_live(self, sessions: Mapping[str, Mapping[str, Any]]) -> None:
         """All of these sessions come to life in one step, or none."""
@@ -419,6 +420,17 @@ def _is_at(connection: sqlite3.Connection, record: SnapshotRecord, parent: str |
 
 def _stands_on(connection: sqlite3.Connection, record: SnapshotRecord) -> None:
     connection.execute("UPDATE sessions SET snapshot=? WHERE id=?", (record.id, record.session))
+
+
+def _insert_session(connection: sqlite3.Connection, record: SessionRecord) -> None:
+    marks = ",".join("?" * len(SESSION_COLUMNS))
+    try:
+        connection.execute(f"INSERT INTO sessions VALUES ({marks})", session_row(record))
+    except sqlite3.IntegrityError as error:
+        if "FOREIGN KEY" in str(error):
+            gone = f"the base or snapshot of the new session was removed meanwhile: {record.base}"
+            raise NotFound(gone) from error
+        raise Exists(f"a session named {record.name} exists already", name=record.name) from error
 
 
 def _insert_snapshot(connection: sqlite3.Connection, row: dict[str, Any]) -> None:
