@@ -29,6 +29,7 @@ from waypoint.kernel import (
     cgroups,
     criu,
     inspect,
+    moved,
     netlock,
     obstacles,
     processes,
@@ -144,7 +145,7 @@ def take(
         own_network = session.spec.network != "host"
         # it keeps the locks: if we die, CRIU lets the tree go on; until it has, nobody else may touch it
         dumper = stack.enter_context(ready.dumper(init, own_network=own_network, written=delta.written))
-        dumper.begin(staging, leave_running=not ends)
+        dumper.begin(staging, leave_running=not ends, unmounted=end_session)
         said = ask_shell()
         if draft and said is None:
             raise NoDraft(f"session {session.id} is in the middle of a command")
@@ -182,8 +183,8 @@ def take(
                 trees.carry_links(upper, store.paths.upper(sealing.new_layer), criu.LINK_PREFIX)
             if ends:
                 _room_to_come_back(store, sealing)
-                # sealing and CRIU itself may have made names in the upper; from here on nobody does
-                sealing.survey = Survey(upper, PRIVATE)
+                if end_session:  # sealing and CRIU itself may have made names in the upper; from here on nobody does
+                    sealing.survey = Survey(upper, PRIVATE)
                 store.db.add_ending(made(), time.time_ns())
                 faults.point("snapshot-intended")
 
@@ -203,6 +204,10 @@ def take(
         )
         faults.point("snapshot-dumped")
         if ends:  # CRIU has ended the tree
+            if sealing.rehome:
+                moved.move(upper.parent)
+                faults.point("snapshot-moved")
+                sealing.survey = Survey(upper, PRIVATE)
             store.db.complete_ending(session.id)
         else:
             assert sealing.record is not None
@@ -224,7 +229,8 @@ def take(
     record = sealing.record
     if ends:
         live = bringup.Live(init, session.upper or 0, session.layers, session.spec)
-        bringup.retire(store, live, wait=True)
+        bringup.retire(store, live, wait=end_session)
+        moved.forget(upper.parent)
         # the overlay's index holds a link to each copied-up file, which would be counted among the file's names
         trees.discard_tree(store.paths.work(session.upper or 0))
     if end_session:
@@ -232,7 +238,7 @@ def take(
     if not sealing.rehome:
         return Taken(record, init, Marks(requests, written, sealing.io))
     try:
-        taken = _rehome(store, base, session, record, dumped.paused_ms, stock)
+        taken = _rehome(store, base, session, record, dumped.since, stock)
     except BaseException:
         _surveyed(store, sealing, record)
         raise
@@ -345,11 +351,10 @@ def _rehome(
     base: BaseRecord,
     session: SessionRecord,
     record: SnapshotRecord,
-    paused_ms: float,
+    since: float,
     stock: Stock | None,
 ) -> Taken:
     """Restore the session over its own sealed upper. If that fails it is paused at the snapshot: nothing is lost."""
-    began = time.perf_counter()
     try:
         live = bringup.restore_tree(store, base, record, session.spec, store.paths.session(session.id), {}, stock=stock)
         faults.point("rehome-up")
@@ -360,7 +365,7 @@ def _rehome(
         raise
     store.db.update_session(session.id, **live.columns(), state="live", pause=None)
     faults.point("rehome-committed")
-    record = replace(record, paused_ms=paused_ms + (time.perf_counter() - began) * 1000)
+    record = replace(record, paused_ms=(time.perf_counter() - since) * 1000)
     store.db.update_snapshot(record.id, paused_ms=record.paused_ms)
     return Taken(record, live.init)
 
@@ -452,7 +457,7 @@ def _record(
     manifest = sealing.manifest
     if sealing.typed:
         manifest[TYPED] = sealing.typed.hex()
-    if sealing.survey is None:
+    if sealing.survey is None and not sealing.rehome:
         manifest[FILES] = file_digest(store.paths.upper(sealing.layers[0]))
     if sealing.print:
         manifest["upper_print"] = sealing.print

@@ -15,7 +15,7 @@ import time
 from waypoint import bringup
 from waypoint.errors import WaypointError
 from waypoint.guest.layer import PRIVATE
-from waypoint.kernel import processes, trees
+from waypoint.kernel import moved, processes, trees
 from waypoint.model import Process, SessionRecord
 from waypoint.store.store import Store
 
@@ -32,9 +32,13 @@ def resolve(store: Store, session: SessionRecord, boot: str) -> SessionRecord:
         whole = False
     else:
         # it may have been let go on and have died since: then its files have changed
-        whole = not trees.changed_since(store.paths.upper(session.upper or 0), intent.frozen_ns, skip=PRIVATE)
+        upper = store.paths.upper(session.upper or 0)
+        whole = moved.begun(upper.parent) or not trees.changed_since(upper, intent.frozen_ns, skip=PRIVATE)
     if whole:
+        if moved.begun(upper.parent):
+            moved.move(upper.parent)
         store.db.complete_ending(session.id)
+        moved.forget(upper.parent)
         live = bringup.Live(init, session.upper or 0, session.layers, session.spec)
         if session.boot == boot:
             bringup.retire(store, live, wait=True)

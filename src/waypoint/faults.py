@@ -16,6 +16,8 @@ POINTS = (
     "snapshot-renamed",
     "snapshot-intended",
     "snapshot-dumped",
+    "snapshot-moving",
+    "snapshot-moved",
     "snapshot-committed",
     "rehome-up",
     "rehome-committed",

@@ -14,7 +14,7 @@ from waypoint.session import Session
 
 COPYING = ["staged", "quiesced", "frozen", "dumped", "renamed", "committed"]
 ENDING = ["staged", "quiesced", "frozen", "renamed", "intended", "dumped", "committed"]
-REHOMING = [*(f"snapshot-{point}" for point in ENDING), "rehome-up", "rehome-committed"]
+REHOMING = [*(f"snapshot-{point}" for point in (*ENDING, "moving", "moved")), "rehome-up", "rehome-committed"]
 PAUSING = [*(f"snapshot-{point}" for point in ENDING), "pause-committed"]
 
 

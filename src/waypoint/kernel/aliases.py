@@ -28,17 +28,28 @@ def _hidden(index: Path) -> set[int]:
 
     The index has one entry per copied-up file, a hard link of it. Where names come and go overlay keeps the number of all names
     in an attribute: `U+1` says one more than the links on disk, of which the entry itself is one; so with `U-1` all are there.
+    A removed file has an entry, too, a whiteout; those are names of one inode, or of a few.
     """
     found = set()
+    whiteouts: set[int] = set()
     try:
         with os.scandir(index) as entries:
             for entry in entries:
-                count = None if entry.is_dir(follow_symlinks=False) else attribute(entry.path, _NLINK)
+                if entry.is_dir(follow_symlinks=False) or entry.inode() in whiteouts:
+                    continue
+                if not entry.is_file(follow_symlinks=False) and _is_whiteout(entry.stat(follow_symlinks=False)):
+                    whiteouts.add(entry.inode())
+                    continue
+                count = attribute(entry.path, _NLINK)
                 if count is not None and not (count.startswith(b"U-") and int(count[1:]) <= -1):
                     found.add(entry.inode())
     except FileNotFoundError:
         pass
     return found
+
+
+def _is_whiteout(st: os.stat_result) -> bool:
+    return stat.S_ISCHR(st.st_mode) and st.st_rdev == 0
 
 
 def link_hidden_names(root: str, upper: Path, work: Path, sealed: Path, idmap: int) -> int:

@@ -36,7 +36,9 @@ LINK_PREFIX = "link_remap."
 @dataclass(frozen=True, slots=True)
 class Dumped:
     paused_ms: float
-    """From the moment before the first process was stopped until the last one runs again."""
+    """From the moment before the first process was stopped until the last one runs again, or has ended."""
+    since: float
+    """That moment, on the clock of `time.perf_counter`."""
 
 
 class Dumper:
@@ -47,7 +49,7 @@ class Dumper:
         self.written = written
         self._pid = init_pid
         self._own_network = own_network
-        self._ends = False
+        self._wait = self._ends = False
         self._images = Path()
         kernel = cached_kernel_options()
         options = [*kernel, "--enter", str(init_pid), "--network", "own" if own_network else "host"]
@@ -61,7 +63,7 @@ class Dumper:
         self.close()
 
     def close(self) -> None:
-        self._worker.close(wait=self._ends)  # CRIU holds the tree's mounts open until it ends itself
+        self._worker.close(wait=self._wait, at_leisure=self._ends)
 
     @property
     def pid(self) -> int:
@@ -71,10 +73,14 @@ class Dumper:
         """It was started ahead and nothing has ended it since."""
         return self._worker.there()
 
-    def begin(self, images: Path, *, leave_running: bool) -> None:
-        """CRIU gets ready while the caller does; it touches nothing before `dump`."""
+    def begin(self, images: Path, *, leave_running: bool, unmounted: bool = False) -> None:
+        """CRIU gets ready while the caller does; it touches nothing before `dump`.
+
+        `unmounted`: of a tree that is not left running nothing is mounted any more when this is closed; CRIU holds on to it.
+        """
         self._images = images
-        self._ends = not leave_running
+        self._wait = unmounted
+        self._ends = not leave_running and not unmounted
         options = _options(images, "dump.log", self._own_network)
         options.pid = self._pid
         options.leave_running = leave_running
@@ -125,7 +131,8 @@ class Dumper:
             ended = time.perf_counter()
         if not answer.success:
             raise _failure("dump", images / "dump.log", answer, self._worker.stderr(), pid)
-        return Dumped(paused_ms=(ended - stopped[0]) * 1000 if stopped else 0.0)
+        since = stopped[0] if stopped else ended
+        return Dumped((ended - since) * 1000, since)
 
 
 def has_remaps(images: Path) -> bool:

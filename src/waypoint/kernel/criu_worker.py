@@ -82,13 +82,13 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self, *, wait: bool = False) -> None:
+    def close(self, *, wait: bool = False, at_leisure: bool = False) -> None:
         """Closing the socket ends the worker; what it was doing to a tree, it undoes.
 
         One that has answered, or was never asked, has nothing left to do but to end, which takes it 3 ms: nobody waits for that
-        unless asked to.
+        unless asked to. `at_leisure`: nor does it begin before the caller has gone on; it may have much to take down.
         """
-        if self._left:
+        if self._left or (self._answered and at_leisure):
             later.reap(self._process, self._let_go)
             return
         self._let_go()

@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 
-__all__ = ["MOST_BYTES", "MOST_ENTRIES", "copy_small"]
+__all__ = ["MOST_BYTES", "MOST_ENTRIES", "copy_attributes", "copy_small"]
 
 MOST_ENTRIES = 64
 MOST_BYTES = 1 << 20
@@ -40,10 +40,10 @@ def _copy(source: str, target: str, st: os.stat_result, seen: dict[int, str]) ->
             os.symlink(os.readlink(source), target)
         else:
             os.mknod(target, mode, st.st_rdev)
-    _copy_attributes(source, target, st)
+    copy_attributes(source, target, st)
 
 
-def _copy_attributes(source: str, target: str, st: os.stat_result) -> None:
+def copy_attributes(source: str, target: str, st: os.stat_result) -> None:
     """In this order: a change of owner takes capabilities away, one of permissions changes access lists."""
     os.chown(target, st.st_uid, st.st_gid, follow_symlinks=False)
     if not stat.S_ISLNK(st.st_mode):
