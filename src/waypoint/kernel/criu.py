@@ -226,7 +226,7 @@ def restore(
                     answer = worker.go_on("post-resume", hooks)
                 if answer is not None:  # it ended before the tree ran
                     raise _failure("restore", log_dir / "restore.log", answer, worker.stderr())
-                worker.leave(waits=guarded)
+                worker.leave()
                 return begun[0]
         except BaseException:
             end_half_restored(begun)

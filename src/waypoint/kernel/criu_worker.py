@@ -46,7 +46,6 @@ class Worker:
         """`environment`: beside the path. Nothing of the caller's: CRIU takes options from it."""
         self._asked = self._answered = False
         self._abandoned = False
-        self._left = False
         self._launcher = argv[0]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -88,7 +87,7 @@ class Worker:
         One that has answered, or was never asked, has nothing left to do but to end, which takes it 3 ms: nobody waits for that
         unless asked to. `at_leisure`: nor does it begin before the caller has gone on; it may have much to take down.
         """
-        if self._left or (self._answered and at_leisure):
+        if self._answered and at_leisure:
             later.reap(self._process, self._let_go)
             return
         self._let_go()
@@ -150,11 +149,12 @@ class Worker:
         self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=True))
         return self.answer_until(question, hooks)
 
-    def leave(self, *, waits: bool) -> None:
-        """After `answer_until`: all is done that it was asked for, and it can end. `waits`: a little later, out of its caller's way."""
-        self._answered, self._left = True, waits
-        if not waits:
-            self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=True))
+    def leave(self) -> None:
+        """After `answer_until`: all is done that it was asked for. What it still has open keeps mounts of the session busy, so it
+        is ended at once."""
+        self._answered = True
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def answer_until(self, question: str, hooks: Mapping[str, Hook]) -> rpc.criu_resp | None:
         """None: CRIU has asked this question and waits for `go_on`, from any thread; else it has ended before that."""
