@@ -195,8 +195,7 @@ def take(
             return sealing.record
 
         def meanwhile() -> None:
-            if not ends:
-                delta.complete(staging)
+            if not ends and not delta.tracks:  # what takes longer than CRIU takes to let go comes after that
                 made()
 
         dumped = dumper.dump(
@@ -210,6 +209,9 @@ def take(
                 sealing.survey = Survey(upper, PRIVATE)
             store.db.complete_ending(session.id)
         else:
+            if sealing.record is None:
+                delta.complete(staging)
+                made()
             assert sealing.record is not None
             duration_ms = (time.perf_counter() - began) * 1000
             sealing.record = replace(sealing.record, paused_ms=dumped.paused_ms, duration_ms=duration_ms)

@@ -129,6 +129,11 @@ class Delta:
                 if not one.watch.areas and not one.clean:  # it has become another program: that has memory of its own
                     self._tracked.forget(process)
 
+    @property
+    def tracks(self) -> bool:
+        """There is something for `complete` to do."""
+        return self._tracked is not None
+
     def complete(self, images: Path) -> None:
         """Say in the image what is in its parent. The session may run again."""
         if self._tracked is None:

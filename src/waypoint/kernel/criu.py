@@ -49,7 +49,8 @@ class Dumper:
         self.written = written
         self._pid = init_pid
         self._own_network = own_network
-        self._wait = self._ends = False
+        self._wait = False
+        self._leave_running = True
         self._images = Path()
         kernel = cached_kernel_options()
         options = [*kernel, "--enter", str(init_pid), "--network", "own" if own_network else "host"]
@@ -63,7 +64,7 @@ class Dumper:
         self.close()
 
     def close(self) -> None:
-        self._worker.close(wait=self._wait, at_leisure=self._ends)
+        self._worker.close(wait=self._wait, at_leisure=not self._leave_running and not self._wait)
 
     @property
     def pid(self) -> int:
@@ -80,7 +81,7 @@ class Dumper:
         """
         self._images = images
         self._wait = unmounted
-        self._ends = not leave_running and not unmounted
+        self._leave_running = leave_running
         options = _options(images, "dump.log", self._own_network)
         options.pid = self._pid
         options.leave_running = leave_running
@@ -114,12 +115,21 @@ class Dumper:
                 held.callback(netlock.lock_network(pid))
             return while_frozen
 
-        def released(_: int) -> Callable[[], None]:
+        def mend() -> None:
             if own_network:
                 criu_images.claim_network(images)
             criu_images.mend_terminals(images)
+
+        def released(_: int) -> Callable[[], None]:
+            if not self._leave_running:  # whoever finds that it has ended takes the images as they are
+                mend()
             before_release()
-            return meanwhile
+            return finish
+
+        def finish() -> None:
+            if self._leave_running:
+                mend()
+            meanwhile()
 
         with contextlib.ExitStack() as held:
             hooks: dict[str, Hook] = {
