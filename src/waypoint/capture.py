@@ -183,7 +183,9 @@ def take(
                 trees.carry_links(upper, store.paths.upper(sealing.new_layer), criu.LINK_PREFIX)
             if ends:
                 _room_to_come_back(store, sealing)
-                if end_session:  # sealing and CRIU itself may have made names in the upper; from here on nobody does
+                if sealing.rehome:
+                    moved.hold(init.pid)
+                else:  # sealing and CRIU itself may have made names in the upper; from here on nobody does
                     sealing.survey = Survey(upper, PRIVATE)
                 store.db.add_ending(made(), time.time_ns())
                 faults.point("snapshot-intended")

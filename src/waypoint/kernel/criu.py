@@ -64,7 +64,7 @@ class Dumper:
         self.close()
 
     def close(self) -> None:
-        self._worker.close(wait=self._wait, at_leisure=not self._leave_running and not self._wait)
+        self._worker.close(wait=self._wait)
 
     @property
     def pid(self) -> int:
@@ -77,7 +77,7 @@ class Dumper:
     def begin(self, images: Path, *, leave_running: bool, unmounted: bool = False) -> None:
         """CRIU gets ready while the caller does; it touches nothing before `dump`.
 
-        `unmounted`: of a tree that is not left running nothing is mounted any more when this is closed; CRIU holds on to it.
+        `unmounted`: of a tree that is not left running nothing is mounted any more when this has been closed; CRIU holds on to it.
         """
         self._images = images
         self._wait = unmounted

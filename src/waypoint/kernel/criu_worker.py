@@ -81,15 +81,12 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self, *, wait: bool = False, at_leisure: bool = False) -> None:
+    def close(self, *, wait: bool = False) -> None:
         """Closing the socket ends the worker; what it was doing to a tree, it undoes.
 
         One that has answered, or was never asked, has nothing left to do but to end, which takes it 3 ms: nobody waits for that
-        unless asked to. `at_leisure`: nor does it begin before the caller has gone on; it may have much to take down.
+        unless asked to.
         """
-        if self._answered and at_leisure:
-            later.reap(self._process, self._let_go)
-            return
         self._let_go()
         if (self._answered or not self._asked) and not wait:
             later.reap(self._process)

@@ -1,4 +1,4 @@
-"""Children that have nothing left to do but to end: nobody waits for that, and somebody must reap them.
+"""Children that have nothing left to do but to end: nobody waits for that, and somebody must reap them. And what else can wait.
 
 One thread for all of them, which looks now and then: to start one for each took longer than the restore that it was for.
 """
@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["reap"]
+__all__ = ["do", "reap"]
 
 _TICK = 0.04
 _IDLE_SECONDS = 10.0
@@ -26,14 +26,26 @@ _thread: threading.Thread | None = None
 
 def reap(process: subprocess.Popen[bytes], release: Callable[[], None] | None = None) -> None:
     """When it has ended, some time; `release` is called a little later and lets it end."""
-    global _thread
     with _lock:
         _ending.append(process)
         if release is not None:
             _waiting.append((time.monotonic() + _PATIENCE, release))
-        if _thread is None or not _thread.is_alive():  # after a fork it is not
-            _thread = threading.Thread(target=_run, name="reaper", daemon=True)
-            _thread.start()
+        _begin()
+
+
+def do(what: Callable[[], None], seconds: float) -> None:
+    """Not before so many seconds have passed, and not at all if this process ends before that."""
+    with _lock:
+        _waiting.append((time.monotonic() + seconds, what))
+        _begin()
+
+
+def _begin() -> None:
+    """Called with the lock held."""
+    global _thread
+    if _thread is None or not _thread.is_alive():  # after a fork it is not
+        _thread = threading.Thread(target=_run, name="reaper", daemon=True)
+        _thread.start()
 
 
 def _run() -> None:
@@ -49,7 +61,7 @@ def _run() -> None:
             release()
         with _lock:
             _ending[:] = [process for process in _ending if process.poll() is None]
-            if _ending:
+            if _ending or _waiting:
                 needed = time.monotonic()
             elif time.monotonic() - needed > _IDLE_SECONDS:
                 _thread = None

@@ -11,11 +11,21 @@ import os
 from pathlib import Path
 
 from waypoint import faults
+from waypoint.kernel import later
 from waypoint.kernel.small_trees import copy_attributes
 
-__all__ = ["begun", "forget", "move"]
+__all__ = ["begun", "forget", "hold", "move"]
 
 _NEXT, _OLD = "next", "old"
+
+
+_HELD_SECONDS = 0.3
+
+
+def hold(init_pid: int) -> None:
+    """The mount goes when somebody has time for it, not beside what is about to be done."""
+    root = os.open(f"/proc/{init_pid}/root", os.O_PATH | os.O_CLOEXEC)
+    later.do(lambda: os.close(root), _HELD_SECONDS)
 
 
 def begun(layer: Path) -> bool:
