@@ -22,6 +22,9 @@ from statefork.errors import WaypointError
 __all__ = ["run_rounds", "timed_ms"]
 
 RAW = "criu (command line)"
+_LEAST_ROUNDS = 2
+_SHARE_SECONDS = 10.0
+"""Of each backend in a workload: one that has had this and its least rounds has had enough, or the slowest would take all the time."""
 
 
 def timed_ms(work: Callable[[], object]) -> float:
@@ -34,6 +37,7 @@ def timed_ms(work: Callable[[], object]) -> float:
 class _Runner:
     subject: Subject
     env: Environment
+    seconds: float = 0.0
 
 
 def run_rounds(
@@ -64,11 +68,15 @@ def run_rounds(
         for i in range(1, (min(workload.rounds, rounds) if workload.rounds else rounds) + 1):
             on_progress(f"{workload.name}: round {i}")
             for runner in list(runners):
+                if i > _LEAST_ROUNDS and runner.seconds > _SHARE_SECONDS:
+                    continue
+                began = time.monotonic()
                 try:
                     _one(workload, runner, samples, i, disk)
                 except WaypointError as error:
                     samples.fail(workload.name, runner.subject.name, error.message)
                     runners.remove(runner)
+                runner.seconds += time.monotonic() - began
             if plain is not None:
                 samples.add(workload.name, RAW, "snapshot", plain.dump())
                 samples.add(workload.name, RAW, "restore", plain.restore())
