@@ -1,4 +1,4 @@
-"""What is done aside for drivers that answer within milliseconds: places made ahead, and the old stopped after the new has answered.
+"""What is done aside for drivers that answer within milliseconds: places made ahead, and the old cleared away after the new has answered.
 
 Nothing depends on it being done. If this process is killed, a place that nobody used and a Live that was only about to be stopped
 are what any crash leaves: nobody was told of them, so they are removed by whoever takes the tree over, or by `statefork gc`.
@@ -56,11 +56,15 @@ class Aside:
         _soon.later(lambda: _pool.submit(self._stock), lazily=True)
 
     def retire(self, live: Live, place: Place) -> None:
-        """Stop it and clear its place, soon."""
+        """Nothing of it runs any more when this returns; what else there is to stop and to clear is, or soon will be."""
+        later = live.halt()
         with self._change:
             number = next(self._count)
             self._doomed[number] = (live, place)
-        _soon.later(lambda: _pool.submit(self._stop, number), lazily=True)
+        if later:
+            _soon.later(lambda: _pool.submit(self._stop, number), lazily=True)
+        else:
+            self._stop(number)
 
     def settle(self) -> None:
         """Whatever was to be stopped has been stopped when this returns."""

@@ -13,7 +13,8 @@ What the Environment guarantees to a driver
 - On one Live, `exec` calls never overlap. `run` and the file methods may overlap with everything, in several threads.
   `capture` never overlaps with another `capture`, `suspend`, `proceed` or `stop`; it overlaps with `exec` only if the
   capabilities say `snapshot_during_exec`. `stop` may be called while an `exec` runs: that one then raises SessionDead.
-- `stop` (or `retire`, of a hasty driver) is called once for every Live that was returned, and nothing is called on it afterwards.
+- `stop` (or `halt` and `retire`, of a hasty driver) is called once for every Live that was returned, and
+  nothing is called on it afterwards.
 - `discard` is called once for every Captured that was returned, children before parents, when no Live made from it
   is left.
 - After `start`, `attach` and `revive` the Environment calls `Live.ready` and counts it in the time; if that fails the
@@ -139,6 +140,10 @@ class Live(GuestFiles, ABC):
     def stop(self) -> None:
         """End it and free all it holds, also if half of it is gone already; what was attached is left as it is."""
 
+    def halt(self) -> bool:
+        """Of hasty drivers: True when nothing of it runs any more and nobody has to hear of that, so that `retire` can wait."""
+        return False
+
     def retire(self) -> None:
         """`stop`, when nobody waits, on a thread of its own."""
         self.stop()
@@ -198,8 +203,8 @@ class Driver(ABC):
     durable: ClassVar[bool] = False
     """What it makes goes on when this process ends, and the methods under "another process" work."""
     hasty: ClassVar[bool] = False
-    """It answers within milliseconds: places are made ahead for it, and what a restore has replaced is stopped a moment later, on
-    another thread (`Live.retire`)."""
+    """It answers within milliseconds: places are made ahead for it, and what a restore has replaced is halted at once
+    (`Live.halt`) and cleared away a moment later, on another thread (`Live.retire`)."""
 
     @abstractmethod
     def probe(self) -> Capabilities:

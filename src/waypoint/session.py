@@ -16,7 +16,7 @@ from waypoint.deltas import DeltaLost
 from waypoint.errors import CriuError, NotCapturable, UsageError, WrongState
 from waypoint.guest import commands, frames
 from waypoint.guest.connection import Connection, connect
-from waypoint.kernel import inspect, own_tty, usage
+from waypoint.kernel import inspect, own_tty, processes, usage
 from waypoint.manifest import ask_shell, shell_state
 from waypoint.model import BaseRecord, ExecResult, Process, SessionRecord, SnapshotRecord, new_id
 from waypoint.store import locks
@@ -467,6 +467,12 @@ class Session:
                 faults.point("resume-up")
                 self._take_place(record, target, live)
             self._drop_pause(record)
+
+    def halt(self) -> None:
+        """Nothing of it runs any more, now; `remove` does the rest. For whoever has no more use for it, and no time."""
+        record = self.record
+        if record.state == "live" and record.boot == self._engine.boot:
+            processes.kill(Process(record.init_pid, record.init_start))
 
     def remove(self) -> None:
         """End the session and drop its private files. Its snapshots stay."""

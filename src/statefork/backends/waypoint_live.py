@@ -39,6 +39,8 @@ class WaypointLive(Live):
         self._owned = owned
         self._stopped = False
         self._suspended = False
+        self._shared = False
+        """Somebody may be in it beside whoever calls: a program, a terminal."""
 
     def ready(self, timeout: float) -> None:
         """A new shell has run something. One that came back is only looked at: it may be in the middle of a command,
@@ -64,6 +66,7 @@ class WaypointLive(Live):
         return _result(outcome)
 
     def run(self, request: RunRequest) -> ExecResult:
+        self._shared = True
         relay = Relay(request.on_output)
         with self._reached():
             outcome = self.session.run(
@@ -81,6 +84,7 @@ class WaypointLive(Live):
         return _result(outcome)
 
     def follow(self, number: int, seen: tuple[int, int], request: ExecRequest) -> ExecResult:
+        self._shared = True
         relay = Relay(request.on_output)
         with self._reached():
             outcome = self.session.wait(
@@ -108,6 +112,7 @@ class WaypointLive(Live):
             self.session.resize(rows, columns)
 
     def terminal(self, rows: int, columns: int) -> Terminal:
+        self._shared = True
         with self._reached():
             self.session.state()  # a terminal on what is not there should fail here, not later on its own thread
         return _Terminal(self, rows, columns)
@@ -137,6 +142,14 @@ class WaypointLive(Live):
                 self.session.remove()
         elif self._suspended:
             self.session.resume()
+
+    def halt(self) -> bool:
+        if self._shared or not self._owned:
+            return False
+        self._stopped = True
+        with suppress(NotFound):
+            self.session.halt()
+        return True
 
     def retire(self) -> None:
         try:

@@ -60,7 +60,7 @@ class Book:
 
     async def running(self, held: Held) -> list[Attended]:
         shelf = await self._looked(held)
-        return [one for one in shelf.programs.values() if one.alive]
+        return [one for one in shelf.programs.values() if one.alive and _is_in(one, shelf.place)]
 
     async def find(self, held: Held, *, pid: int | None = None, tag: str | None = None) -> Attended:
         for one in await self.running(held):
@@ -79,7 +79,8 @@ class Book:
 
         async def gone() -> None:
             await made.over.wait()
-            shelf.programs.pop(made.name, None)
+            if shelf.programs.get(made.name) is made:  # in another state it may have been taken up meanwhile
+                del shelf.programs[made.name]
 
         asyncio.ensure_future(gone())  # noqa: RUF006  it ends with the program
 
@@ -95,7 +96,8 @@ class Book:
         async with shelf.looking:
             if shelf.place != place:
                 known: Mapping[str, dict[str, Any]] = self._trees.get(held.row.tree, {})
-                entries = [(name, one) for name, one in known.items() if name not in shelf.programs]
+                here = {name for name, one in shelf.programs.items() if _is_in(one, place)}
+                entries = [(name, one) for name, one in known.items() if name not in here]
                 await asyncio.gather(*(self._take_up(held, shelf, name, one) for name, one in entries))
                 shelf.place = place
         return shelf
@@ -133,6 +135,11 @@ class Book:
         fresh.touch(mode=0o600)
         fresh.write_text(text)
         fresh.replace(self._path)
+
+
+def _is_in(one: Attended, place: str) -> bool:
+    """One that runs in what was live before a restore may not have heard yet that it has ended."""
+    return one.command.place in ("", place)
 
 
 def _wish(values: dict[str, Any]) -> Wish:
