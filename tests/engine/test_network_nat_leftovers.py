@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -172,6 +174,15 @@ def test_killed_while_sweeping(step: str, internet: Internet, sessions: Callable
     assert ours() == NOTHING
 
 
+def _threads_abroad(home: Path) -> list[str]:
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            if (task / "ns/net").readlink() != home:
+                found.append(task.name)
+    return found
+
+
 def test_a_failed_attach_leaves_nothing_and_the_thread_at_home(
     internet: Internet, sessions: Callable[[], Session]
 ) -> None:
@@ -187,7 +198,9 @@ def test_a_failed_attach_leaves_nothing_and_the_thread_at_home(
     assert Path("/proc/thread-self/ns/net").readlink() == home
     sweep_nat(set())
     assert ours() == NOTHING
-    assert {(task / "ns/net").readlink() for task in Path("/proc/self/task").iterdir()} == {home}, "a thread stayed there"
+    deadline = time.monotonic() + 10  # one that has ended is seen for an instant more
+    while abroad := _threads_abroad(home):
+        assert time.monotonic() < deadline, f"threads stayed there: {abroad}"
 
 
 def test_one_link_per_key_and_per_session(internet: Internet, sessions: Callable[[], Session]) -> None:
