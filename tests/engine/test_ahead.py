@@ -12,6 +12,7 @@ import pytest
 
 from waypoint import ahead
 from waypoint.engine import Engine
+from waypoint.errors import CriuError
 from waypoint.kernel import processes
 from waypoint.model import BaseRecord
 from waypoint.session import Session
@@ -127,3 +128,20 @@ def test_a_removed_session_leaves_no_worker_in_its_network(eager: Engine, small_
 
 def network_of(pid: int) -> Path:
     return Path(f"/proc/{pid}/ns/net").readlink()
+
+
+def test_a_damaged_image_is_named_as_the_reason(eager: Engine, eager_session: Session) -> None:
+    """CRIU looks at the image while the root is still being mounted for it."""
+    session = eager_session
+    session.exec("V=kept")
+    taken = session.snapshot().id
+    stocked(eager)
+    image = eager.store.paths.image(taken) / "inventory.img"
+    whole = image.read_bytes()
+    image.write_bytes(b"\0" * len(whole))
+    with pytest.raises(CriuError, match="criu restore failed"):
+        session.restore(taken)
+    assert session.exec("echo $V").stdout == b"kept\n"
+    image.write_bytes(whole)
+    session.restore(taken)
+    assert session.exec("echo $V").stdout == b"kept\n"

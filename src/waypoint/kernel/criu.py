@@ -226,7 +226,14 @@ def restore(
             with contextlib.ExitStack() as held, ahead or _restorer(overlay, cgroups, hold, merge) as worker:
                 worker.begin(rpc.RESTORE, options)
                 if ahead is not None:
-                    _stage(ahead, overlay)
+                    try:
+                        _stage(ahead, overlay)
+                    except CriuError:
+                        early = worker.answer_until("pre-restore", {})
+                        if early is None:
+                            raise
+                        # it has looked at the images and given up: that is the reason, not that it is gone
+                        raise _failure("restore", log_dir / "restore.log", early, worker.stderr()) from None
                 hooks: dict[str, Hook] = {"setup-namespaces": namespaces_exist, "network-unlock": lambda _: held.close()}
                 answer = worker.answer_until("post-resume" if check is None else "pre-resume", hooks)
                 if answer is None and check is not None:
