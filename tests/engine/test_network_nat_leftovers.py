@@ -174,11 +174,11 @@ def test_killed_while_sweeping(step: str, internet: Internet, sessions: Callable
     assert ours() == NOTHING
 
 
-def _threads_abroad(home: Path) -> list[str]:
+def _threads_in(namespace: Path) -> list[str]:
     found = []
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
-            if (task / "ns/net").readlink() != home:
+            if (task / "ns/net").readlink() == namespace:
                 found.append(task.name)
     return found
 
@@ -199,7 +199,7 @@ def test_a_failed_attach_leaves_nothing_and_the_thread_at_home(
     sweep_nat(set())
     assert ours() == NOTHING
     deadline = time.monotonic() + 10  # one that has ended is seen for an instant more
-    while abroad := _threads_abroad(home):
+    while abroad := _threads_in(Path(session.netns).readlink()):
         assert time.monotonic() < deadline, f"threads stayed there: {abroad}"
 
 
