@@ -61,6 +61,14 @@ def engine(home: Path) -> Iterator[Engine]:
         yield engine
 
 
+@pytest.fixture
+def eager(home: Path, engine: Engine) -> Iterator[Engine]:
+    """Over the same store, with workers started ahead."""
+    with Engine(home, ahead=True) as found:
+        yield found
+        assert found.store.tag == engine.store.tag
+
+
 @pytest.fixture(scope="session")
 def small_rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """bash and coreutils in a directory: layers are stacked over it."""

@@ -26,13 +26,6 @@ def until(true: Callable[[], bool], what: str) -> None:
 
 
 @pytest.fixture
-def eager(home: Path, engine: Engine) -> Iterator[Engine]:
-    with Engine(home, ahead=True) as found:
-        yield found
-        assert found.store.tag == engine.store.tag
-
-
-@pytest.fixture
 def eager_session(eager: Engine, small_base: BaseRecord) -> Iterator[Session]:
     session = eager.new(base=small_base)
     yield session

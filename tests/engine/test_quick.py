@@ -41,13 +41,6 @@ def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
 
 
 @pytest.fixture
-def eager(home: Path, engine: Engine) -> Iterator[Engine]:
-    with Engine(home, ahead=True) as found:
-        yield found
-        assert found.store.tag == engine.store.tag
-
-
-@pytest.fixture
 def session(quick: bool, eager: Engine, small_base: BaseRecord) -> Iterator[Session]:
     made = eager.new(base=small_base)
     yield made
