@@ -16,7 +16,7 @@ from statefork.driver import Driver, Live, Place
 from statefork.errors import WaypointError
 from statefork.home import Grounds
 from statefork.tree import mint
-from waypoint.chores import Chores
+from waypoint.kernel.chores import Chores
 
 __all__ = ["Aside"]
 

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from waypoint.chores import Chores
 from waypoint.errors import WaypointError
 from waypoint.kernel import criu
+from waypoint.kernel.chores import Chores
 from waypoint.kernel.criu_worker import Worker
 from waypoint.model import Process, SessionRecord
 from waypoint.store import locks

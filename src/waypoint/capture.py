@@ -71,6 +71,8 @@ class _Sealing:
     files_bytes: int = 0
     rehome: bool = False
     print: str = ""
+    hidden: aliases.Hidden | None = None
+    """Names of changed files that hang on the overlay's index alone would show the old content over the new layer."""
     survey: Survey | None = None
     """Of a layer that is not copied: what it holds is found out beside all the rest, and written into the row at the end."""
     manifest: dict[str, Any] = field(default_factory=dict)
@@ -158,6 +160,8 @@ def take(
             sealing.held = inspect.descriptors(init.pid)
             sealing.io = pulse.io_counts(sealing.held)
             _seal(store, session, sealing, end_session, said is None, stack)
+            if ends:  # CRIU makes names of its own in the upper, which are passed over
+                sealing.survey = Survey(upper, PRIVATE)
             sealing.renamed = socket_names.present_names(init.pid)
             sealing.typed = typed.take_typed(init.pid)
             if sealing.typed:
@@ -181,12 +185,13 @@ def take(
                 socket_names.rewrite_names(staging, sealing.renamed)
             if sealing.new_layer is not None and criu.has_remaps(staging):
                 trees.carry_links(upper, store.paths.upper(sealing.new_layer), criu.LINK_PREFIX)
+            _link_names(store, session, sealing)
             if ends:
+                if criu.has_remaps(staging):  # it may have made directories for them
+                    _look_again(sealing, upper)
                 _room_to_come_back(store, sealing)
                 if sealing.rehome:
                     moved.hold(init.pid)
-                else:  # sealing and CRIU itself may have made names in the upper; from here on nobody does
-                    sealing.survey = Survey(upper, PRIVATE)
                 store.db.add_ending(made(), time.time_ns())
                 faults.point("snapshot-intended")
 
@@ -206,9 +211,10 @@ def take(
         faults.point("snapshot-dumped")
         if ends:  # CRIU has ended the tree
             if sealing.rehome:
+                assert sealing.survey is not None
+                sealing.survey.held()
                 moved.move(upper.parent)
                 faults.point("snapshot-moved")
-                sealing.survey = Survey(upper, PRIVATE)
             store.db.complete_ending(session.id)
         else:
             if sealing.record is None:
@@ -224,7 +230,7 @@ def take(
             delta.keep(snapshot)
     except BaseException:
         stack.close()
-        _drop_survey(sealing)
+        _stop_looking(sealing)
         if not ends or resolve(store, session, session.boot).state == "live":
             _undo(store, sealing, staging)
         raise
@@ -235,24 +241,34 @@ def take(
         live = bringup.Live(init, session.upper or 0, session.layers, session.spec)
         bringup.retire(store, live, wait=end_session)
         moved.forget(upper.parent)
-        # the overlay's index holds a link to each copied-up file, which would be counted among the file's names
-        trees.discard_tree(store.paths.work(session.upper or 0))
+        work = store.paths.work(session.upper or 0)
+        if sealing.hidden is not None:
+            sealing.hidden.forget_files()
     if end_session:
+        trees.discard_tree(work)
         return Taken(_surveyed(store, sealing, record), None, None)
     if not sealing.rehome:
         return Taken(record, init, Marks(requests, written, sealing.io))
     try:
         taken = _rehome(store, base, session, record, dumped.since, stock)
+        return replace(taken, record=_surveyed(store, sealing, taken.record))
     except BaseException:
         _surveyed(store, sealing, record)
         raise
-    return replace(taken, record=_surveyed(store, sealing, taken.record))
+    finally:
+        trees.discard_tree(work)
 
 
 def _drop_survey(sealing: _Sealing) -> None:
     if sealing.survey is not None:
         survey, sealing.survey = sealing.survey, None
         survey.cancel()
+
+
+def _stop_looking(sealing: _Sealing) -> None:
+    _drop_survey(sealing)
+    if sealing.hidden is not None:
+        sealing.hidden.cancel()
 
 
 def _is_big(session: SessionRecord, upper: Path, draft: bool) -> bool:
@@ -303,6 +319,7 @@ def take_files(
             sealing.manifest = describe_session(init.pid, session.spec.idmap, shell)
             sealing.manifest.pop("mapped")
             _seal(store, session, sealing, end_session, shell is None, stack)
+            _link_names(store, session, sealing)
             if end_session:
                 sealing.survey = Survey(store.paths.upper(session.upper or 0), PRIVATE)
             frozen_ns = time.time_ns()
@@ -317,7 +334,7 @@ def take_files(
             else:
                 store.db.add_snapshot(record, {"snapshot": snapshot})
     except BaseException:
-        _drop_survey(sealing)
+        _stop_looking(sealing)
         if sealing.new_layer is not None:
             store.discard_layers([sealing.new_layer])
         if end_session:
@@ -326,6 +343,9 @@ def take_files(
     if end_session:
         bringup.retire(store, bringup.Live(init, session.upper or 0, session.layers, session.spec), wait=True)
         store.db.complete_ending(session.id)
+        if sealing.hidden is not None:
+            sealing.hidden.forget_files()
+        trees.discard_tree(store.paths.work(session.upper or 0))
     faults.point("files-committed")
     return Taken(_surveyed(store, sealing, record), None if end_session else init)
 
@@ -401,7 +421,7 @@ def _seal(
     assert session.upper is not None
     upper = store.paths.upper(session.upper)
     if sealing.rehome or end_session:
-        _link_names(store, session, upper)
+        sealing.hidden = aliases.Hidden(store.paths.work(session.upper) / "index")
         sealing.layers = (session.upper, *session.layers)
         return
     parent = _parent(store, session)
@@ -413,17 +433,24 @@ def _seal(
                 return
     sealing.new_layer = store.new_layer("sealed")
     trees.copy_tree(upper, store.paths.upper(sealing.new_layer))
-    _link_names(store, session, store.paths.upper(sealing.new_layer))
+    sealing.hidden = aliases.Hidden(store.paths.work(session.upper) / "index")
     sealing.files_bytes = trees.allocated_bytes(store.paths.upper(sealing.new_layer))
     sealing.layers = (sealing.new_layer, *session.layers)
 
 
-def _link_names(store: Store, session: SessionRecord, sealed: Path) -> None:
-    """Names of changed files that hang on the overlay's index alone would show the old content over this layer."""
-    upper = session.upper or 0
-    aliases.link_hidden_names(
-        f"/proc/{session.init_pid}/root", store.paths.upper(upper), store.paths.work(upper), sealed, session.spec.idmap
-    )
+def _link_names(store: Store, session: SessionRecord, sealing: _Sealing) -> None:
+    """While the session is still there, before anybody looks at the layer as it will be."""
+    if sealing.hidden is None:
+        return
+    root, upper, sealed = f"/proc/{session.init_pid}/root", store.paths.upper(session.upper or 0), sealing.layers[0]
+    linked = aliases.link_hidden_names(root, upper, sealing.hidden.inodes(), store.paths.upper(sealed), session.spec.idmap)
+    if linked and sealing.survey is not None:
+        _look_again(sealing, upper)
+
+
+def _look_again(sealing: _Sealing, upper: Path) -> None:
+    _drop_survey(sealing)
+    sealing.survey = Survey(upper, PRIVATE)
 
 
 def _parent(store: Store, session: SessionRecord) -> SnapshotRecord | None:

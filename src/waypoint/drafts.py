@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from waypoint.capture import Taken
-from waypoint.chores import Chores
 from waypoint.errors import SessionDead, WaypointError
 from waypoint.guest import frames
 from waypoint.guest.connection import Connection, connect
 from waypoint.guest.links import Links
 from waypoint.kernel import pulse
+from waypoint.kernel.chores import Chores
 from waypoint.model import Process, SessionRecord, SnapshotRecord
 from waypoint.store import locks
 from waypoint.store.rows import manifest_text

@@ -15,7 +15,7 @@ import time
 from waypoint import bringup
 from waypoint.errors import WaypointError
 from waypoint.guest.layer import PRIVATE
-from waypoint.kernel import moved, processes, trees
+from waypoint.kernel import aliases, moved, processes, trees
 from waypoint.model import Process, SessionRecord
 from waypoint.store.store import Store
 
@@ -42,7 +42,9 @@ def resolve(store: Store, session: SessionRecord, boot: str) -> SessionRecord:
         live = bringup.Live(init, session.upper or 0, session.layers, session.spec)
         if session.boot == boot:
             bringup.retire(store, live, wait=True)
-        trees.discard_tree(store.paths.work(live.upper))  # as capture.take does
+        work = store.paths.work(live.upper)
+        aliases.Hidden(work / "index").forget_files()  # as capture.take does
+        trees.discard_tree(work)
     else:
         store.db.drop_ending(session.id)
         shutil.rmtree(store.paths.image(intent.snapshot), ignore_errors=True)

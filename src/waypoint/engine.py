@@ -15,7 +15,6 @@ from pathlib import Path
 from waypoint import bringup, faults
 from waypoint.ahead import Stock
 from waypoint.capture import Taken
-from waypoint.chores import Chores
 from waypoint.deltas import Deltas, Tracking
 from waypoint.drafts import Drafting, Drafts
 from waypoint.ending import resolve
@@ -33,6 +32,7 @@ from waypoint.guest.commands import BASIC_ENVIRONMENT
 from waypoint.guest.links import Links
 from waypoint.hostroot import host_base
 from waypoint.kernel import capabilities, ksm, processes, syscalls, tools
+from waypoint.kernel.chores import Chores
 from waypoint.kernel.launch import ID_BASE
 from waypoint.model import BaseRecord, Capture, Limits, Network, Process, SessionRecord, SnapshotRecord, Spec, new_id
 from waypoint.session import Session, check_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from waypoint.chores import Chores
+from waypoint.kernel.chores import Chores
 
 
 def test_each_is_done_when_it_is_due() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from waypoint.kernel import trees
+from waypoint.kernel import moved, trees
 from waypoint.kernel.survey import Survey, Surveyed
 
 SKIPPED = ".private"
@@ -73,3 +73,27 @@ def test_cancel(tmp_path: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     Survey(tmp_path, SKIPPED).cancel()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_layer_may_be_moved_meanwhile(tmp_path: Path) -> None:
+    layer = tmp_path / "layer" / "d"
+    for top in range(40):
+        for below in range(20):
+            (layer / f"top{top}" / f"below{below}").mkdir(parents=True)
+            (layer / f"top{top}" / f"below{below}" / "file").write_text(f"{top}.{below}")
+    (layer / "top1" / "link").symlink_to("nowhere")
+    wanted = by_hand(layer)
+    survey = Survey(layer, SKIPPED)
+    survey.held()
+    moved.move(layer.parent)
+    assert survey.result() == wanted == by_hand(layer)
+
+
+def test_with_many_directories_at_the_top_it_is_held_at_the_end(tmp_path: Path) -> None:
+    layer = tmp_path / "layer" / "d"
+    for top in range(300):
+        (layer / f"top{top}" / "below").mkdir(parents=True)
+    survey = Survey(layer, SKIPPED)
+    survey.held()
+    moved.move(layer.parent)
+    assert survey.result() == by_hand(layer)

@@ -58,7 +58,7 @@ def run_rounds(
                 continue
             on_progress(f"{workload.name}: preparing {subject.name}")
             try:
-                env = subject.make()
+                env = subject.make(workload.memory_mib)
                 stack.callback(env.destroy)
                 workload.prepare(env)
                 runners.append(_Runner(subject, env))

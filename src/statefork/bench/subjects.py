@@ -28,7 +28,8 @@ class Subject:
     """A backend that works here."""
 
     name: str
-    make: Callable[[], Environment]
+    make: Callable[..., Environment]
+    """With a process of so many MiB in mind, if any: a machine of its own has to have room for it."""
     claims: frozenset[str]
     ahead: Subject | None = None
     """The same backend with what it can do while an agent thinks turned on, where it has that."""
@@ -60,7 +61,7 @@ def find_subjects(
     return found, missing
 
 
-def _maker(name: str, home: Path, archive: Path, **more: Any) -> Callable[[], Environment]:
+def _maker(name: str, home: Path, archive: Path, **more: Any) -> Callable[..., Environment]:
     arguments: dict[str, Any]
     if name in ("docker", "podman", "hybrid"):
         tool = "docker" if name == "docker" else "podman"
@@ -70,11 +71,13 @@ def _maker(name: str, home: Path, archive: Path, **more: Any) -> Callable[[], En
             arguments["extra_args"] = "--network none"
     else:
         arguments = {"rootfs": archive}
-    if name == "qemu":
-        arguments |= {"memory_mib": 512}
 
-    def make() -> Environment:
-        own = {"container_name": f"statefork-bench-{secrets.token_hex(4)}"} if name == "hybrid" else {}
+    def make(memory_mib: int = 0) -> Environment:
+        own: dict[str, Any] = {}
+        if name == "hybrid":
+            own = {"container_name": f"statefork-bench-{secrets.token_hex(4)}"}
+        elif name in ("qemu", "firecracker"):
+            own = {"memory_mib": 512 + memory_mib * 5 // 4}
         return create_env_manager(f"{name}_build", home=home, **arguments, **own, **more)
 
     return make

@@ -56,8 +56,10 @@ class Workload:
         if program:
             env.write_file(f"/root/{program}", (_GUEST / program).read_bytes())
             _sh(env, "mkfifo /run/ask /run/answer")
-            _sh(env, f"python3 /root/{program} {self.memory_mib} >/run/program.log 2>&1 </dev/null & disown")
-            _sh(env, "until grep -q up /run/program.log; do sleep 0.05; done", timeout=300)
+            started = f"python3 /root/{program} {self.memory_mib} >/run/program.log 2>&1 </dev/null & PROGRAM=$!; disown"
+            _sh(env, started)
+            _sh(env, "until grep -q up /run/program.log; do kill -0 $PROGRAM || break; sleep 0.05; done", timeout=300)
+            _sh(env, "cat /run/program.log >&2; grep -q up /run/program.log")
 
     def next_round(self, env: Environment, i: int) -> None:
         _sh(env, f"i={i}; {self.step}; BENCH=$i; echo $i >/root/bench-file", timeout=600)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -80,6 +81,7 @@ def _measure(quick: bool, names: tuple[str, ...], workloads: tuple[str, ...], ro
         raise UsageError(f"no backend {', '.join(unknown)}; there are: {', '.join(BACKENDS)}")
     chosen = work.by_name(workloads, quick=quick)
     samples = Samples()
+    signal.signal(signal.SIGINT, _interrupted)
     with tempfile.TemporaryDirectory(prefix="statefork-bench-", dir="/var/tmp") as scratch, machine.Watch() as watch:
         home = Path(scratch)
         subjects, missing = find_subjects(home, names or BACKENDS, work.packages_for(chosen), _progress)
@@ -99,6 +101,13 @@ def _measure(quick: bool, names: tuple[str, ...], workloads: tuple[str, ...], ro
         "failures": samples.failures,
         "figures": [figure.to_json() for figure in samples.figures()],
     }
+
+
+def _interrupted(number: int, frame: object) -> None:
+    """Once is enough: what is up is ended, which takes a moment, and a second one would leave it behind."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _progress("interrupted: ending what is up")
+    raise KeyboardInterrupt
 
 
 def _progress(text: str) -> None:

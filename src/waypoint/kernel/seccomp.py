@@ -19,6 +19,7 @@ from pathlib import Path
 
 from waypoint.errors import HostUnsupported, KernelError
 from waypoint.kernel import seccomp_profile as profile
+from waypoint.kernel import shorter
 from waypoint.kernel.capabilities import DEFAULT_CAPABILITIES, capability_mask
 
 __all__ = ["filter_key", "filter_program"]
@@ -91,7 +92,7 @@ def _architectures() -> tuple[int, ...]:
 def filter_key(capabilities: Iterable[str] = DEFAULT_CAPABILITIES) -> str:
     """A file name that changes whenever `filter_program` would give another program."""
     version = _load().seccomp_version().contents
-    sources = b"".join(Path(path).read_bytes() for path in (__file__, profile.__file__))
+    sources = b"".join(Path(path).read_bytes() for path in (__file__, profile.__file__, shorter.__file__))
     parts = (sources, platform.machine(), version.major, version.minor, version.micro, capability_mask(capabilities))
     return "seccomp-" + blake2s(repr(parts).encode(), digest_size=8).hexdigest()
 
@@ -112,7 +113,7 @@ def filter_program(capabilities: Iterable[str] = DEFAULT_CAPABILITIES) -> bytes:
             _rule(context, _ALLOW, "personality", _Comparison(0, _EQUAL, number, 0))
         for comparison in _socket_families():
             _rule(context, _ALLOW, "socket", comparison)
-        return _newer_calls_do_not_exist() + _export(context)
+        return shorter.shorter(_newer_calls_do_not_exist() + _export(context), _architectures())
 
 
 @contextmanager

@@ -22,19 +22,26 @@ class Surveyed:
 
 
 class Survey:
-    """Begun now, asked later; the layer must not change meanwhile."""
+    """Begun now, asked later; the layer must not change meanwhile, but may be moved (`moved.py`) when it is `held`."""
 
     def __init__(self, layer: Path, skip: str) -> None:
         self._layer = layer
         self._skip = skip
         self._told = os.memfd_create("survey", os.MFD_CLOEXEC)
+        self._holds, holding = os.pipe2(os.O_CLOEXEC)
         try:
             self._process = subprocess.Popen(
-                [str(tools.survey_path()), str(layer), skip], stdin=subprocess.DEVNULL, stdout=self._told, env={}
+                [str(tools.survey_path()), str(layer), skip], stdin=holding, stdout=self._told, env={}
             )
         except BaseException:
-            os.close(self._told)
+            self._close()
             raise
+        finally:
+            os.close(holding)
+
+    def held(self) -> None:
+        """Returns when it has hold of what is in the layer."""
+        os.read(self._holds, 1)
 
     def result(self) -> Surveyed:
         """Once."""
@@ -47,10 +54,14 @@ class Survey:
             (size_bytes,) = struct.unpack("=Q", listing[-8:])
             return Surveyed(hashlib.blake2b(memoryview(listing)[:-8], digest_size=16).hexdigest(), size_bytes)
         finally:
-            os.close(self._told)
+            self._close()
 
     def cancel(self) -> None:
         """Nobody will ask."""
         self._process.kill()
         self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
         os.close(self._told)
+        os.close(self._holds)

@@ -1,6 +1,8 @@
-/* survey DIR SKIP: what a layer looks like, told on stdout as `trees.digest` hashes it, and then, in 8 bytes, what it takes on disk.
+/* survey INDEX: which files of an overlay's index have more names than the upper (hidden.h).
+ * survey DIR SKIP: what a layer looks like, told on stdout as `trees.digest` hashes it, and then, in 8 bytes, what it takes on disk.
  *
  * For layers of thousands of files, where Python would take longer than CRIU for all the rest; small ones are walked there.
+ * Stdin is closed when it has hold of every directory at the top: from then on they may be moved to another one.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -13,13 +15,22 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "hidden.h"
+
 #define REMAP "link_remap." /* CRIU's own names, which come and go */
+#define MOST_TOPS 256
 
 struct linked {
 	ino_t inode;
 	uint64_t bytes;
 };
 
+static struct {
+	const char *name;
+	int fd;
+} tops[MOST_TOPS];
+
+static size_t n_tops;
 static struct linked *links;
 static size_t n_links, room_links;
 static char **waiting;
@@ -85,12 +96,36 @@ static void tell(int directory, const char *below, const char *name)
 	}
 }
 
+static void hold_tops(int root)
+{
+	if (n_waiting > MOST_TOPS)
+		return; /* stdin stays open to the end */
+	for (; n_tops < n_waiting; n_tops++) {
+		tops[n_tops].name = strdup(waiting[n_tops]);
+		tops[n_tops].fd = openat(root, waiting[n_tops], O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+		if (!tops[n_tops].name || tops[n_tops].fd < 0)
+			exit(1);
+	}
+	close(STDIN_FILENO);
+}
+
+static int opened(int root, const char *below)
+{
+	int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+	size_t length = strcspn(below, "/");
+
+	for (size_t i = 0; i < n_tops; i++)
+		if (!strncmp(tops[i].name, below, length) && !tops[i].name[length])
+			return openat(tops[i].fd, below[length] ? below + length + 1 : ".", flags);
+	return openat(root, *below ? below : ".", flags);
+}
+
 static void list(int root, const char *below, const char *skip)
 {
 	char **names = NULL;
 	size_t n_names = 0, room_names = 0;
 	struct dirent *entry;
-	int fd = openat(root, *below ? below : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	int fd = opened(root, below);
 	DIR *directory = fd < 0 ? NULL : fdopendir(fd);
 
 	if (!directory)
@@ -119,9 +154,12 @@ int main(int argc, char **argv)
 {
 	int root;
 
+	if (argc == 2)
+		return tell_hidden(argv[1]);
 	if (argc != 3 || (root = open(argv[1], O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0)
 		return 2;
 	list(root, "", argv[2]);
+	hold_tops(root);
 	while (n_waiting) {
 		char *below = waiting[--n_waiting];
 
