@@ -17,6 +17,7 @@ from statefork.errors import WaypointError
 __all__ = ["PATTERNS", "agent_loop", "depths", "execs", "fan_out", "tree_search", "unchanged"]
 
 Progress = Callable[[str], None]
+_SEARCH_SECONDS = 20.0
 _SHELL = Workload("", "", setup="sleep 1000000 & :")
 
 
@@ -127,7 +128,7 @@ def depths(subjects: Sequence[Subject], samples: Samples, say: Progress, *, quic
 
 
 def tree_search(subjects: Sequence[Subject], samples: Samples, say: Progress, *, quick: bool) -> None:
-    """Depth by width: fork, act in each child, snapshot the best, go on from there."""
+    """Depth by width: fork, act in each child, snapshot the best, go on from there. Slow backends do not come to the end."""
     depth, width = (2, 2) if quick else (30, 3)
     name = f"tree search {depth} x {width}"
 
@@ -135,36 +136,40 @@ def tree_search(subjects: Sequence[Subject], samples: Samples, say: Progress, *,
         with subject.make() as env:
             _SHELL.prepare(env)
             _SHELL.next_round(env, 0)
-            samples.add(name, subject.name, "whole search", timed_ms(lambda: _search(env, depth, width, subject)))
+            began = time.perf_counter()
+            for level in range(depth):
+                samples.add(name, subject.name, "a level", timed_ms(lambda: _level(env, level, width, subject)))  # noqa: B023
+                if time.perf_counter() - began > _SEARCH_SECONDS:
+                    return
+            samples.add(name, subject.name, "whole search", (time.perf_counter() - began) * 1000)
 
     _each(name, subjects, samples, say, work)
 
 
-def _search(env: Environment, depth: int, width: int, subject: Subject) -> None:
-    for level in range(depth):
-        snapshot = env.snapshot()
-        children = env.fork(width, from_snapshot=snapshot)
-        try:
-            for child in children:
-                _SHELL.check(child, level, subject.claims)
-                child.exec_command("echo try >>/root/tries")
-            best = children[0].snapshot()
-            env.restore(best)
-        finally:
-            for child in children:
-                child.destroy()
-        _SHELL.next_round(env, level + 1)
+def _level(env: Environment, level: int, width: int, subject: Subject) -> None:
+    snapshot = env.snapshot()
+    children = env.fork(width, from_snapshot=snapshot)
+    try:
+        for child in children:
+            _SHELL.check(child, level, subject.claims)
+            child.exec_command("echo try >>/root/tries")
+        best = children[0].snapshot()
+        env.restore(best)
+    finally:
+        for child in children:
+            child.destroy()
+    _SHELL.next_round(env, level + 1)
 
 
 def agent_loop(subjects: Sequence[Subject], samples: Samples, say: Progress, *, quick: bool) -> None:
     """What an agent sees of snapshots and restores when it thinks between its commands."""
-    for seconds in (0.2,) if quick else (0.2, 1.0, 3.0):
+    for seconds, turns in ((0.2, 2),) if quick else ((0.2, 8), (1.0, 6), (3.0, 4)):
         name = f"agent loop, {seconds:g} s of thought"
 
-        def work(subject: Subject, seconds: float = seconds, name: str = name) -> None:
+        def work(subject: Subject, seconds: float = seconds, turns: int = turns, name: str = name) -> None:
             with subject.make() as env:
                 _SHELL.prepare(env)
-                for turn in range(2 if quick else 8):
+                for turn in range(turns if subject.name.startswith("waypoint") else max(turns // 4, 1)):
                     time.sleep(seconds)
                     _SHELL.next_round(env, turn)
                     time.sleep(seconds)

@@ -23,7 +23,7 @@ __all__ = ["run_rounds", "timed_ms"]
 
 RAW = "criu (command line)"
 _LEAST_ROUNDS = 2
-_SHARE_SECONDS = 10.0
+_SHARE_SECONDS = 8.0
 """Of each backend in a workload: one that has had this and its least rounds has had enough, or the slowest would take all the time."""
 
 
@@ -48,9 +48,14 @@ def run_rounds(
     rounds: int,
     disk: Path,
     raw: Path | None,
+    seconds: float,
     on_progress: Callable[[str], None],
 ) -> None:
-    """`raw`: where the plain `criu` command line may keep its images, where the workload has an equal for it."""
+    """`raw`: where the plain `criu` command line may keep its images, where the workload has an equal for it.
+
+    `seconds`: when they have passed, no round is begun but the least.
+    """
+    until = time.monotonic() + seconds
     with ExitStack() as stack:
         runners: list[_Runner] = []
         for subject in subjects:
@@ -66,6 +71,8 @@ def run_rounds(
                 samples.fail(workload.name, subject.name, error.message)
         plain = stack.enter_context(RawTree(raw, workload.memory_mib)) if raw is not None else None
         for i in range(1, (min(workload.rounds, rounds) if workload.rounds else rounds) + 1):
+            if i > _LEAST_ROUNDS and time.monotonic() > until:
+                break
             on_progress(f"{workload.name}: round {i}")
             for runner in list(runners):
                 if i > _LEAST_ROUNDS and runner.seconds > _SHARE_SECONDS:

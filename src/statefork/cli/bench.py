@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import click
 from statefork.cli.pages import write_between_marks
 
 __all__ = ["bench"]
+
+_QUICK_SECONDS, _FULL_SECONDS = 100.0, 25 * 60.0
+"""How long it should take: with many backends, or slow ones, there are fewer rounds."""
 
 
 @click.command()
@@ -44,7 +48,8 @@ def bench(
     """Snapshot, restore and fork on every backend present, interleaved and repeated.
 
     The clock of restore and fork stops at the first correct command in what came up. A backend that is missing is listed as
-    missing. Run it on a quiet machine: the load is recorded beside the figures.
+    missing. Run it on a quiet machine: the load is recorded beside the figures. It takes half an hour at most (`--quick`: two
+    minutes): slow backends have fewer rounds.
     """
     from statefork.bench import report
     from statefork.bench.figures import Figure
@@ -85,13 +90,16 @@ def _measure(quick: bool, names: tuple[str, ...], workloads: tuple[str, ...], ro
     with tempfile.TemporaryDirectory(prefix="statefork-bench-", dir="/var/tmp") as scratch, machine.Watch() as watch:
         home = Path(scratch)
         subjects, missing = find_subjects(home, names or BACKENDS, work.packages_for(chosen), _progress)
-        for workload in chosen:
+        kinds = () if workloads else patterns.PATTERNS
+        until = time.monotonic() + (_QUICK_SECONDS if quick else _FULL_SECONDS)
+        for done, workload in enumerate(chosen):
             raw = home if not workload.step.strip(":") else None
+            left = max(until - time.monotonic(), 0.0) / (len(chosen) - done + len(kinds))
             run_rounds(
                 workload, subjects, samples,
-                rounds=rounds or (3 if quick else 10), disk=home, raw=raw, on_progress=_progress,
+                rounds=rounds or (3 if quick else 10), disk=home, raw=raw, seconds=left, on_progress=_progress,
             )  # fmt: skip
-        for pattern in () if workloads else patterns.PATTERNS:
+        for pattern in kinds:
             pattern(subjects, samples, _progress, quick=quick)
     _progress("")
     return {
