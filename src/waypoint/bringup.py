@@ -19,6 +19,7 @@ from waypoint.ahead import Stock
 from waypoint.errors import BaseChanged, KernelError, SessionDead
 from waypoint.guest import frames
 from waypoint.guest.connection import Connection, connect
+from waypoint.guest.layer import carry_command
 from waypoint.identity import write_identity
 from waypoint.kernel import capabilities, cgroups, criu, nat, network, processes, seccomp
 from waypoint.kernel.launch import IdmapRefused, Overlay, Surroundings, start_init
@@ -210,10 +211,14 @@ def restore_processes(
     init: Process | None = None
     try:
         groups = cgroups.make_groups(store.tag, str(upper), spec.limits)
-        write_identity(store.paths.upper(upper))
         own_files = store.paths.upper(upper) if base.flat else None
         outside = spec.network == "nat"
         check = checker(snapshot, spec.idmap, store.paths.upper(layers[0]), own_files)
+
+        def fill() -> None:
+            write_identity(store.paths.upper(upper))
+            if not base.flat:
+                carry_command(store.paths.upper(layers[0]), store.paths.upper(upper))
 
         with contextlib.ExitStack() as kept:
             waiting = stock.restorer() if stock is not None and not groups and not spec.merge else None
@@ -236,6 +241,7 @@ def restore_processes(
                 guarded=guarded,
                 merge=spec.merge,
                 ahead=waiting.worker if waiting is not None else None,
+                fill=fill,
             )
             hello = kept.enter_context(_Hello(f"from snapshot {snapshot.id}"))
             init = yield from _greeted(restoring, hello)

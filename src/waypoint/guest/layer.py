@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
-__all__ = ["OPAQUE", "PRIVATE", "build_guest_layer", "guest_files"]
+from waypoint.kernel.syscalls import open_inside
+
+__all__ = ["OPAQUE", "PRIVATE", "build_guest_layer", "carry_command", "guest_files"]
 
 PRIVATE = ".waypoint"
 """The one directory in a session's root that is ours; diff and tree never show it."""
+_RUN, _RUN_MODE = "run", 0o711
+_COMMAND, _COMMAND_MODE, _MOST_BYTES = "c", 0o600, 1 << 20
+"""Init's: the text of the command, which the shell reads."""
 OPAQUE = "trusted.overlay.opaque"
 
 _NATIVE = Path(__file__).resolve().parent / "native"
@@ -29,7 +35,7 @@ def guest_files() -> list[Path]:
 def build_guest_layer(root: Path, init: Path) -> None:
     """Fill the empty directory `root`. Device nodes are made here, by the host: nobody inside can make any."""
     private = root / PRIVATE
-    for path, mode in ((private, 0o755), (private / "run", 0o711), (private / "empty", 0o555)):
+    for path, mode in ((private, 0o755), (private / _RUN, _RUN_MODE), (private / "empty", 0o555)):
         path.mkdir()
         path.chmod(mode)
     target = private / "init"
@@ -52,3 +58,33 @@ def build_guest_layer(root: Path, init: Path) -> None:
     for name in ("proc", "sys"):
         (root / name).mkdir(mode=0o555)
     root.chmod(0o755)
+
+
+def carry_command(below: Path, upper: Path) -> None:
+    """The file for commands as it is in the layer `below`, in the upper: or the overlay would copy it, and the directory above it,
+    when the first command after a restore is written, a millisecond of that command.
+
+    Root in the session may have put anything there; what is not init's own file is left to the overlay.
+    """
+    layer = os.open(below, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd = open_inside(layer, f"{PRIVATE}/{_RUN}/{_COMMAND}", os.O_RDONLY | os.O_NONBLOCK, follow=False)
+    except OSError:
+        return
+    finally:
+        os.close(layer)
+    try:
+        st = os.fstat(fd)
+        if not stat.S_ISREG(st.st_mode) or st.st_mode & 0o7777 != _COMMAND_MODE or st.st_size > _MOST_BYTES:
+            return
+        text = os.read(fd, _MOST_BYTES)
+    finally:
+        os.close(fd)
+    directory = upper / PRIVATE / _RUN
+    directory.mkdir()
+    directory.chmod(_RUN_MODE)
+    made = directory / _COMMAND
+    made.touch(_COMMAND_MODE, exist_ok=False)
+    made.write_bytes(text)
+    if st.st_uid or st.st_gid:
+        os.chown(made, st.st_uid, st.st_gid)

@@ -198,6 +198,7 @@ def restore(
     guarded: bool = False,
     merge: bool = False,
     ahead: Worker | None = None,
+    fill: Callable[[], None],
 ) -> Generator[int, bool, Process]:
     """Bring the tree back over `overlay`; returns its PID 1. On failure nothing of the tree is left. `hold`: see Worker.
 
@@ -207,7 +208,10 @@ def restore(
     `ahead`: a worker of `start_restorer` that waits; it is used up here. Then `hold` is what it was started with.
     `with_network` is called with the pid when its namespaces exist and no socket has been restored yet.
     `merge`: its memory may be merged with others' (not with a worker that was started `ahead`).
+    `fill` is called before the overlay is mounted; CRIU gets ready meanwhile if it waits.
     """
+    if ahead is None:
+        fill()
     options = _options(images, "restore.log", own_network)
     options.root = STAGE
     work = os.open(log_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -226,6 +230,7 @@ def restore(
             with contextlib.ExitStack() as held, ahead or _restorer(overlay, cgroups, hold, merge) as worker:
                 worker.begin(rpc.RESTORE, options)
                 if ahead is not None:
+                    fill()
                     try:
                         _stage(ahead, overlay)
                     except CriuError:

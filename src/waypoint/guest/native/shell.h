@@ -24,7 +24,12 @@ static void must(int failed, const char *what)
 
 static int fifo(const char *path, int flags)
 {
-	if ((mkfifo(path, 0600) && errno != EEXIST) || chown(path, shell_user.uid, shell_user.gid))
+	struct stat st;
+
+	/* in a session that has just been restored every change to a file means a copy of it first, a change of nothing, too */
+	if ((mkfifo(path, 0600) && errno != EEXIST) || lstat(path, &st))
+		return -1;
+	if ((st.st_uid != shell_user.uid || st.st_gid != shell_user.gid) && chown(path, shell_user.uid, shell_user.gid))
 		return -1;
 	return open(path, flags | O_NONBLOCK | O_CLOEXEC);
 }
