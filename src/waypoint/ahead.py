@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from waypoint.errors import WaypointError
 from waypoint.kernel import criu
 from waypoint.kernel.chores import Chores
-from waypoint.kernel.criu_worker import Worker
 from waypoint.model import Process, SessionRecord
 from waypoint.store import locks
 from waypoint.store.paths import Paths
@@ -71,12 +70,12 @@ class Ready:
 class Restorer:
     """A worker that can restore any session without cgroups of its own, and the lock that it shares."""
 
-    worker: Worker
+    waiting: criu.Waiting
     gate: int
     since: float = field(default_factory=time.monotonic)
 
     def close(self) -> None:
-        self.worker.close()
+        self.waiting.close()
         os.close(self.gate)
 
 
@@ -124,7 +123,7 @@ class Stock:
         while True:
             with self._lock:
                 found = self._restorers.pop() if self._restorers else None
-            if found is None or found.worker.waits():
+            if found is None or found.waiting.waits():
                 return found
             found.close()
 
@@ -185,7 +184,7 @@ class Stock:
         """The workers' pids."""
         with self._lock:
             dumpers = [one.pid for one in self._dumpers.values()]
-            return [*dumpers, *(one.worker.pid for one in self._restorers)]
+            return [*dumpers, *(one.waiting.worker.pid for one in self._restorers)]
 
     def _close(self, *waiting: Ready | Restorer | None) -> None:
         for one in waiting:

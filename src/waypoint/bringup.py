@@ -240,7 +240,7 @@ def restore_processes(
                 check=check if waits else None,
                 guarded=guarded,
                 merge=spec.merge,
-                ahead=waiting.worker if waiting is not None else None,
+                ahead=waiting.waiting if waiting is not None else None,
                 fill=fill,
             )
             hello = kept.enter_context(_Hello(f"from snapshot {snapshot.id}"))

@@ -20,9 +20,20 @@ from waypoint.kernel import criu_images, netlock, obstacles, processes, tools
 from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel.criu_worker import Hook, Worker
 from waypoint.kernel.launch import ID_BASE, STAGE, Overlay, launch_argv
+from waypoint.kernel.stager import Stager
 from waypoint.outcomes import Process
 
-__all__ = ["LINK_PREFIX", "Dumped", "Dumper", "cached_kernel_options", "end_half_restored", "has_remaps", "restore", "start_restorer"]
+__all__ = [
+    "LINK_PREFIX",
+    "Dumped",
+    "Dumper",
+    "Waiting",
+    "cached_kernel_options",
+    "end_half_restored",
+    "has_remaps",
+    "restore",
+    "start_restorer",
+]
 
 _NEWNET = 0x40000000
 _GHOST_LIMIT = 0xFFFF_FFFF
@@ -151,10 +162,30 @@ def has_remaps(images: Path) -> bool:
     return path.exists() and path.stat().st_size > 8  # beyond its magic
 
 
-def start_restorer(hold: Sequence[int]) -> Worker:
-    """A worker for a restore, started before it is known of what; not for sessions with cgroups of their own."""
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a restore needs, started before it is known of what; not for sessions with cgroups of their own."""
+
+    worker: Worker
+    stager: Stager
+
+    def waits(self) -> bool:
+        return self.worker.waits()
+
+    def close(self) -> None:
+        self.worker.close()
+        self.stager.close()
+
+
+def start_restorer(hold: Sequence[int]) -> Waiting:
+    """`hold`: see Worker."""
     kernel = cached_kernel_options()
-    return Worker(launch_argv("criu", kernel, (), tools.criu_argv()), hold=hold, environment=_environment(kernel))
+    worker = Worker(launch_argv("criu", kernel, (), tools.criu_argv()), hold=hold, environment=_environment(kernel))
+    try:
+        return Waiting(worker, Stager())
+    except BaseException:
+        worker.close()
+        raise
 
 
 def _restorer(overlay: Overlay, cgroups: Sequence[Path], hold: Sequence[int], merge: bool) -> Worker:
@@ -173,18 +204,6 @@ def _environment(kernel: Sequence[str], written: bool = False) -> dict[str, str]
     return environment
 
 
-def _stage(worker: Worker, overlay: Overlay) -> None:
-    """Mount the session's root where a worker that runs already looks for it."""
-    argv = [str(tools.launch_path()), "stage", *overlay.options(), "--enter", str(worker.pid)]
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, env={})
-    if done.returncode == 0:
-        return
-    said = done.stderr.decode(errors="replace").strip()
-    if os.strerror(errno.ENOSPC) in said:
-        raise DiskFull(f"no space left on the store's disk; nothing was lost: {said}")
-    raise CriuError(f"the session's root could not be mounted: {said}")
-
-
 def restore(
     images: Path,
     overlay: Overlay,
@@ -197,7 +216,7 @@ def restore(
     check: Hook | None = None,
     guarded: bool = False,
     merge: bool = False,
-    ahead: Worker | None = None,
+    ahead: Waiting | None = None,
     fill: Callable[[], None],
 ) -> Generator[int, bool, Process]:
     """Bring the tree back over `overlay`; returns its PID 1. On failure nothing of the tree is left. `hold`: see Worker.
@@ -205,8 +224,8 @@ def restore(
     With `check` it yields that pid when all is restored and nothing runs yet. The caller takes its time, goes on from whichever
     thread it likes and says whether to check, or throws something in: then the tree ends without having run. If `guarded`, it
     also does if this process is killed meanwhile.
-    `ahead`: a worker of `start_restorer` that waits; it is used up here. Then `hold` is what it was started with.
-    `with_network` is called with the pid when its namespaces exist and no socket has been restored yet.
+    `ahead`: it is used up here. Then `hold` is what it was started with.
+    `with_network` is called with the pid when its namespaces exist, and has returned before any socket is restored.
     `merge`: its memory may be merged with others' (not with a worker that was started `ahead`).
     `fill` is called before the overlay is mounted; CRIU gets ready meanwhile if it waits.
     """
@@ -219,20 +238,25 @@ def restore(
         options.work_dir_fd = work
         begun: list[Process] = []
 
-        def namespaces_exist(pid: int) -> None:
+        def namespaces_exist(pid: int) -> Callable[[], None]:
             begun.append(processes.identify(pid))
+            return lambda: network_up(pid)
+
+        def network_up(pid: int) -> None:  # CRIU mounts meanwhile, and asks once more before it makes processes and sockets
             if with_network is not None:
                 with_network(pid)
             if own_network and netlock.saved_connections(images):
                 held.callback(netlock.lock_network(pid))
 
         try:
-            with contextlib.ExitStack() as held, ahead or _restorer(overlay, cgroups, hold, merge) as worker:
+            with contextlib.ExitStack() as held, contextlib.ExitStack() as used:
+                worker = used.enter_context(ahead.worker if ahead is not None else _restorer(overlay, cgroups, hold, merge))
                 worker.begin(rpc.RESTORE, options)
                 if ahead is not None:
+                    used.callback(ahead.stager.close)
                     fill()
                     try:
-                        _stage(ahead, overlay)
+                        ahead.stager.mount(worker.pid, overlay)
                     except CriuError:
                         early = worker.answer_until("pre-restore", {})
                         if early is None:

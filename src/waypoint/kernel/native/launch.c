@@ -4,7 +4,9 @@
  *
  *   launch new  [overlay options] [session options] -- INIT [ARG...]   starts PID 1; prints its host pid
  *   launch criu [overlay options] [criu options] -- CRIU ARG...        becomes CRIU in a private mount namespace
- *   launch stage [overlay options] --enter PID                         mounts the overlay for a CRIU that was started before
+ *   launch stage [--idmap BASE]                                        mounts the overlay for a CRIU that was started before: reads
+ *                                                                      its options, overlay options and --enter PID, from stdin,
+ *                                                                      each ended by a zero byte; says 1 when that is done
  *
  * Every mount is made in a private mount namespace: when the session's last process dies the kernel removes them all,
  * whatever happened to the caller. Nothing is ever mounted in the host's namespace.
@@ -41,6 +43,7 @@
 #define MAX_CGROUP 16
 #define MAX_BASE 128
 #define ID_RANGE 268435456u
+#define MAX_WORDS 2048
 #define STAGE "/run/root"	/* where a root is put together, on a private tmpfs that every user may walk through */
 
 static const char *lower[MAX_LOWER], *cgroup[MAX_CGROUP], *mask[MAX_MASK], *readonly[MAX_MASK];
@@ -340,24 +343,6 @@ static int become_criu(char **argv)
 	return 125;
 }
 
-/* Never in the host's own mount namespace: a CRIU that has not left it yet is not ready for a root. */
-static int stage(void)
-{
-	struct stat ours, theirs;
-	char path[64];
-
-	snprintf(path, sizeof(path), "/proc/%d/ns/mnt", enter_pid);
-	if (stat("/proc/self/ns/mnt", &ours) || stat(path, &theirs))
-		die("looking at %s", path);
-	if (ours.st_ino == theirs.st_ino) {
-		errno = EAGAIN;
-		die("process %d has no mount namespace of its own", enter_pid);
-	}
-	enter(enter_pid, "mnt", CLONE_NEWNS);
-	mount_overlay();
-	return 0;
-}
-
 static const char *value(char **argv, int *i)
 {
 	if (!argv[*i + 1]) {
@@ -367,13 +352,10 @@ static const char *value(char **argv, int *i)
 	return argv[++*i];
 }
 
-int main(int argc, char **argv)
+/* Returns where the options end; -1 if one is not known. */
+static int options(char **argv, int i)
 {
-	int i;
-
-	if (argc < 3)
-		return 2;
-	for (i = 2; argv[i] && strcmp(argv[i], "--"); i++) {
+	for (; argv[i] && strcmp(argv[i], "--"); i++) {
 		const char *option = argv[i];
 		if (!strcmp(option, "--layers")) layers_dir = value(argv, &i);
 		else if (!strcmp(option, "--lower") && n_lower < MAX_LOWER) lower[n_lower++] = value(argv, &i);
@@ -393,12 +375,66 @@ int main(int argc, char **argv)
 		else if (!strcmp(option, "--enter")) enter_pid = atoi(value(argv, &i));
 		else {
 			fprintf(stderr, "launch: unknown option %s\n", option);
-			return 2;
+			return -1;
 		}
 	}
+	return i;
+}
+
+/* Never in the host's own mount namespace: a CRIU that has not left it yet is not ready for a root. */
+static void stage(void)
+{
+	struct stat ours, theirs;
+	char path[64];
+
+	snprintf(path, sizeof(path), "/proc/%d/ns/mnt", enter_pid);
+	if (stat("/proc/self/ns/mnt", &ours) || stat(path, &theirs))
+		die("looking at %s", path);
+	if (ours.st_ino == theirs.st_ino) {
+		errno = EAGAIN;
+		die("process %d has no mount namespace of its own", enter_pid);
+	}
+	enter(enter_pid, "mnt", CLONE_NEWNS);
+	mount_overlay();
+}
+
+/* Started before anybody knows what for. If nothing comes, nobody wants it any more. */
+static int stage_later(void)
+{
+	static char text[1 << 20], *words[MAX_WORDS + 1];
+	size_t size = 0;
+	ssize_t n;
+	int count = 0;
+
+	if (idmap)
+		ready_namespace = idmap_namespace(), ready_idmap = idmap;
+	idmap = 0;
+	while ((n = read(STDIN_FILENO, text + size, sizeof(text) - size)) > 0)
+		size += n;
+	if (n < 0 || size == sizeof(text))
+		die("reading what to mount");
+	for (char *at = text; at < text + size; at += strlen(at) + 1) {
+		if (count == MAX_WORDS)
+			return 2;
+		words[count++] = at;
+	}
+	if (!count)
+		return 0;
+	if (options(words, 0) != count || !enter_pid || !upper)
+		return 2;
+	stage();
+	return write(STDOUT_FILENO, "1", 1) != 1;
+}
+
+int main(int argc, char **argv)
+{
+	int i;
+
+	if (argc < 2 || (i = options(argv, 2)) < 0)
+		return 2;
 	reset_signals();
 	if (!strcmp(argv[1], "stage"))
-		return enter_pid && upper ? stage() : 2;
+		return stage_later();
 	if (!argv[i] || !argv[i + 1])
 		return 2;
 	if (!strcmp(argv[1], "new"))

@@ -77,6 +77,9 @@ static int idmap_namespace(void)
 	return fd;
 }
 
+static int ready_namespace = -1;
+static unsigned ready_idmap;	/* what it says, if somebody has made it ahead */
+
 /* A private clone of the mount that `path` lies on, rooted there and idmapped when asked; overlayfs takes it as a layer. */
 static int layer_root(const char *path, int namespace)
 {
@@ -127,7 +130,8 @@ static int overlay_options(int layers, const int *bases)
  */
 static void mount_overlay(void)
 {
-	int namespace = idmap ? idmap_namespace() : -1, layers = layer_root(layers_dir, namespace);
+	int namespace = !idmap ? -1 : ready_namespace >= 0 && ready_idmap == idmap ? ready_namespace : idmap_namespace();
+	int layers = layer_root(layers_dir, namespace);
 	int bases[MAX_BASE], mount_fd = -1, fs;
 	struct timespec pause = { 0, 5000000 };
 
