@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,16 @@ def stocked(engine: Engine) -> list[int]:
     return engine.stock.waiting()
 
 
+def end(pids: list[int]) -> None:
+    """Killed, and dead: whether somebody has reaped them or not."""
+    watched = [os.pidfd_open(pid) for pid in pids]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for descriptor in watched:
+        assert select.select([descriptor], [], [], 30)[0]
+        os.close(descriptor)
+
+
 def test_snapshots_and_restores_use_the_workers_that_wait(eager: Engine, eager_session: Session) -> None:
     session = eager_session
     used: set[int] = set()
@@ -61,14 +72,27 @@ def test_a_worker_that_was_killed_is_replaced(eager: Engine, eager_session: Sess
     session = eager_session
     session.exec("X=1")
     first = session.snapshot().id
-    for pid in stocked(eager):
-        os.kill(pid, signal.SIGKILL)
+    end(stocked(eager))
     session.exec("X=2")
     second = session.snapshot().id
     session.restore(first)
     assert session.exec("echo $X").stdout == b"1\n"
     session.restore(second)
     assert session.exec("echo $X").stdout == b"2\n"
+
+
+def test_what_mounts_the_root_was_killed_and_is_replaced(eager: Engine, eager_session: Session) -> None:
+    session = eager_session
+    session.exec("X=1")
+    first = session.snapshot().id
+    stocked(eager)
+    killed = [one.waiting.stager.pid for one in eager.stock._restorers]
+    end(killed)
+    session.exec("X=2")
+    session.restore(first)
+    assert session.exec("echo $X").stdout == b"1\n"
+    until(lambda: not any(alive(pid) for pid in killed), "they are reaped")
+    assert killed
 
 
 def test_a_worker_for_an_older_incarnation_is_not_used(eager: Engine, engine: Engine, eager_session: Session) -> None:

@@ -170,7 +170,7 @@ class Waiting:
     stager: Stager
 
     def waits(self) -> bool:
-        return self.worker.waits()
+        return self.worker.waits() and self.stager.waits()
 
     def close(self) -> None:
         self.worker.close()

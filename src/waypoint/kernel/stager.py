@@ -27,6 +27,13 @@ class Stager:
             bufsize=0,
         )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def waits(self) -> bool:
+        return self._process.poll() is None
+
     def mount(self, pid: int, overlay: Overlay) -> None:
         """In the mount namespace of that process. Once."""
         assert self._process.stdin is not None
