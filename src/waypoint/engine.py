@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -229,7 +228,7 @@ class Engine:
         self.store.db.add_sessions(records)
         try:
             for session in names:
-                self.store.paths.session(session).mkdir()
+                self.store.make_session_directory(session)
         except OSError:
             for session in names:
                 self.unmake(session)
@@ -253,7 +252,7 @@ class Engine:
     def unmake(self, session: str) -> None:
         """One that was only being made."""
         self.store.db.remove_session(session)
-        self.forget_session_directory(session)
+        self.store.forget_session_directory(session)
 
     def bring_up(
         self,
@@ -342,9 +341,9 @@ class Engine:
     def forget_removed(self, session: str) -> None:
         """The directory of a session that has no row any more; see `_discard`."""
         if self._chores is None:
-            self.forget_session_directory(session)
+            self.store.forget_session_directory(session)
         else:
-            self._chores.later(lambda: self.forget_session_directory(session), lazily=True)
+            self._chores.later(lambda: self.store.forget_session_directory(session), lazily=True)
 
     def end_live(self, live: bringup.Live) -> None:
         """End an incarnation that no row names."""
@@ -352,9 +351,6 @@ class Engine:
             live.link.close()
         bringup.retire(self.store, live)
         self.store.discard_layers([live.upper])
-
-    def forget_session_directory(self, session: str) -> None:
-        shutil.rmtree(self.store.paths.session(session), ignore_errors=True)
 
     def remove_snapshot(self, key: str, *, recursive: bool = False) -> list[str]:
         """Remove a snapshot, with its descendants if asked; returns the ids that are gone."""

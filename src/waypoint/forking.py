@@ -53,11 +53,11 @@ def _adopt(engine: Engine, snapshot: SnapshotRecord, name: str | None, verify: b
             added = store.db.add_session_of(record, snapshot)
         except BaseException:
             engine.end_live(live)
-            engine.forget_session_directory(session)
+            engine.store.forget_session_directory(session)
             raise
         if not added:  # it was removed meanwhile, or is not what it was: that is for `_make` to say
             engine.end_live(live)
-            engine.forget_session_directory(session)
+            engine.store.forget_session_directory(session)
             return None
     if live.link is not None:
         engine.links.keep(session, live.link, 0)

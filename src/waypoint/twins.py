@@ -10,7 +10,6 @@ Not for every snapshot: timers that run would run on in a twin, and a session on
 from __future__ import annotations
 
 import contextlib
-import shutil
 import threading
 import time
 from dataclasses import dataclass
@@ -61,7 +60,8 @@ class _Twin:
             with self._store.operation(), self._store.holding(self.snapshot) as source:
                 self._kept.enter_context(locks.shared(self._store.paths.gate))  # gc must not take it for garbage
                 self._store.keep(source, self._kept)
-                self._make_directory()
+                self._store.make_session_directory(self.session)
+                self._store.paths.session_lock(self.session).touch(0o600)
                 self._base = self._store.db.base(source.base)
                 restoring = bringup.restore_processes(
                     self._store, self._base, source, source.spec, None, waits=True, guarded=True
@@ -71,18 +71,10 @@ class _Twin:
         except BaseException as error:  # noqa: BLE001  whoever takes the twin hears of it
             self._problem = error
             self._kept.close()
-            self._drop_directory()
+            self._store.forget_session_directory(self.session)
         finally:
             self._settled.set()
             self._store.db.close()
-
-    def _make_directory(self) -> None:
-        directory = self._store.paths.session(self.session)
-        directory.mkdir()
-        self._store.paths.session_lock(self.session).touch(0o600)
-
-    def _drop_directory(self) -> None:
-        shutil.rmtree(self._store.paths.session(self.session), ignore_errors=True)
 
     @property
     def waits(self) -> bool:
@@ -111,7 +103,7 @@ class _Twin:
         with self._kept, contextlib.suppress(WaypointError, OSError):
             if self._restoring is not None:
                 self._restoring.close()
-            self._drop_directory()
+            self._store.forget_session_directory(self.session)
 
 
 def _same(a: SnapshotRecord, b: SnapshotRecord) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -144,6 +145,12 @@ class Store:
             trees.copy_tree(self.paths.upper(seed), self.paths.upper(layer))
         self.paths.work(layer).mkdir()
         return layer
+
+    def make_session_directory(self, session: str) -> None:
+        self.paths.session(session).mkdir()
+
+    def forget_session_directory(self, session: str) -> None:
+        shutil.rmtree(self.paths.session(session), ignore_errors=True)
 
     def discard_layers(self, layers: Sequence[int]) -> None:
         """Remove those of `layers` that no row names and nobody holds; what is held is left to gc."""
