@@ -81,17 +81,23 @@ def test_limits_and_mistakes(daemon: Daemon, environment: str) -> None:
 
 def test_busy(daemon: Daemon, environment: str) -> None:
     started = daemon.exec(environment, "sleep 100", 202, background=True)
-    until(lambda: daemon.call("GET", f"/v1/environments/{environment}")["commands"] == 1)
-    until(
-        lambda: (
-            daemon.client.post(f"/v1/environments/{environment}/exec", json={"command": "true", "wait": False})
-            .json()
-            .get("code")
-            == "busy"
-        )
-    )
     path = f"/v1/environments/{environment}/commands/{started['id']}"
-    daemon.call("POST", f"{path}/signal", 204, json={"signal": "INT"})
+    try:
+        until(
+            lambda: daemon.call("GET", f"/v1/environments/{environment}")["commands"] == 1,
+            what="one command runs",
+        )
+        until(
+            lambda: (
+                daemon.client.post(f"/v1/environments/{environment}/exec", json={"command": "true", "wait": False})
+                .json()
+                .get("code")
+                == "busy"
+            ),
+            what="the shell is busy",
+        )
+    finally:
+        daemon.call("POST", f"{path}/signal", 204, json={"signal": "INT"})
     ended = daemon.call("GET", f"{path}?wait=20")
     assert (ended["state"], ended["result"]["exit_code"]) == ("exited", 130)
     assert daemon.call("POST", f"{path}/signal", 400, json={"signal": "NONE"})["code"] == "usage"
