@@ -5,6 +5,7 @@ The clock of restore and fork stops at the first correct command in what came up
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -77,6 +78,7 @@ def run_rounds(
             for runner in list(runners):
                 if i > _LEAST_ROUNDS and runner.seconds > _SHARE_SECONDS:
                     continue
+                os.sync()  # or it would pay for what the one before it has written
                 began = time.monotonic()
                 try:
                     _one(workload, runner, samples, i, disk)
