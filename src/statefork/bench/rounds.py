@@ -24,7 +24,7 @@ __all__ = ["run_rounds", "timed_ms"]
 
 RAW = "criu (command line)"
 _LEAST_ROUNDS = 2
-_SHARE_SECONDS = 8.0
+_SHARE_SECONDS = 6.0
 """Of each backend in a workload: one that has had this and its least rounds has had enough, or the slowest would take all the time."""
 
 

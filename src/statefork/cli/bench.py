@@ -16,15 +16,15 @@ from statefork.cli.pages import write_between_marks
 
 __all__ = ["bench"]
 
-_QUICK_SECONDS, _FULL_SECONDS = 100.0, 25 * 60.0
-"""How long it should take: with many backends, or slow ones, there are fewer rounds."""
+_QUICK_SECONDS, _FULL_SECONDS = 100.0, 20 * 60.0
+"""How long it should take, with some rounds that do not end in time beyond that: with many backends, or slow ones, there are fewer."""
 
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Small workloads, few rounds: about two minutes.")
 @click.option("--backend", "-b", "names", multiple=True, help="Only these; default: all.")
 @click.option("--workload", "-w", "workloads", multiple=True, help="Only these workloads, and no patterns of use.")
-@click.option("--rounds", type=click.IntRange(min=1), help="How often each verb is timed.  [default: 10, quick: 3]")
+@click.option("--rounds", type=click.IntRange(min=1), help="How often each verb is timed.  [default: 8, quick: 3]")
 @click.option("--results", type=click.Path(path_type=Path), default=Path("bench-results"), show_default=True)
 @click.option(
     "--plots/--no-plots", default=True, show_default=True, help="Draw PNG and SVG pictures (needs matplotlib)."
@@ -97,7 +97,7 @@ def _measure(quick: bool, names: tuple[str, ...], workloads: tuple[str, ...], ro
             left = max(until - time.monotonic(), 0.0) / (len(chosen) - done + len(kinds))
             run_rounds(
                 workload, subjects, samples,
-                rounds=rounds or (3 if quick else 10), disk=home, raw=raw, seconds=left, on_progress=_progress,
+                rounds=rounds or (3 if quick else 8), disk=home, raw=raw, seconds=left, on_progress=_progress,
             )  # fmt: skip
         for pattern in kinds:
             pattern(subjects, samples, _progress, quick=quick)
