@@ -21,8 +21,7 @@ from waypoint.ahead import Ready, Stock
 from waypoint.deltas import Deltas
 from waypoint.ending import resolve
 from waypoint.errors import DiskFull, NotFound, WaypointError
-from waypoint.guest import frames
-from waypoint.guest.connection import connect
+from waypoint.guest.connection import quiesce
 from waypoint.guest.layer import PRIVATE
 from waypoint.kernel import (
     aliases,
@@ -392,21 +391,6 @@ def _rehome(
     record = replace(record, paused_ms=(time.perf_counter() - since) * 1000)
     store.db.update_snapshot(record.id, paused_ms=record.paused_ms)
     return Taken(record, live.init)
-
-
-def quiesce(init: Process, session: str) -> int:
-    """Every client connection is dropped, so that nothing in the tree points outside of it.
-
-    Returns how many requests init has had that may have changed something; -1 from an init that does not count them.
-    """
-    requests = -1
-    with connect(init, session) as connection:
-        connection.send(frames.QUIESCE)
-        deadline = time.monotonic() + 10
-        while (frame := connection.receive(deadline)) is not None:
-            if frame.type == frames.READY and frame.payload:
-                requests = int(frame.payload.split(b"=")[1])
-    return requests
 
 
 def _seal(

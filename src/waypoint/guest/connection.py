@@ -19,7 +19,7 @@ from waypoint.kernel import processes
 from waypoint.kernel.syscalls import open_inside
 from waypoint.outcomes import Process
 
-__all__ = ["Connection", "connect"]
+__all__ = ["Connection", "connect", "quiesce"]
 
 _SOCKET = ".waypoint/run/sock"
 
@@ -117,3 +117,18 @@ def connect(init: Process, session: str, timeout: float = 10) -> Connection:
             time.sleep(0.002)
         finally:
             os.close(root)
+
+
+def quiesce(init: Process, session: str) -> int:
+    """Every client connection is dropped, so that nothing in the tree points outside of it.
+
+    Returns how many requests init has had that may have changed something; -1 from an init that does not count them.
+    """
+    requests = -1
+    with connect(init, session) as connection:
+        connection.send(frames.QUIESCE)
+        deadline = time.monotonic() + 10
+        while (frame := connection.receive(deadline)) is not None:
+            if frame.type == frames.READY and frame.payload:
+                requests = int(frame.payload.split(b"=")[1])
+    return requests

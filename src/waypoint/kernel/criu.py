@@ -251,9 +251,10 @@ def restore(
         try:
             with contextlib.ExitStack() as held, contextlib.ExitStack() as used:
                 worker = used.enter_context(ahead.worker if ahead is not None else _restorer(overlay, cgroups, hold, merge))
-                worker.begin(rpc.RESTORE, options)
                 if ahead is not None:
                     used.callback(ahead.stager.close)
+                worker.begin(rpc.RESTORE, options)
+                if ahead is not None:
                     fill()
                     try:
                         ahead.stager.mount(worker.pid, overlay)
