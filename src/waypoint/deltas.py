@@ -309,8 +309,10 @@ def _compare(tracked: _Tracked, process: Process, image: Path) -> bool:
     def compare(one: _Watched) -> bool:
         clean = one.watch.clean_pages(process.pid)
         one.saved = pagemaps.same_pages(process.pid, one.number, clean, image)
+        if _size(one.saved) < _MOSTLY * _size(clean):
+            return False  # it is copied then, and that begins anew
         one.watch.leave(without(clean, one.saved))
-        return _size(one.saved) >= _MOSTLY * _size(clean)
+        return True
 
     return _tracking(tracked, process, compare)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -82,3 +83,21 @@ def test_pages_from_an_earlier_run(tmp_path: Path) -> None:
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert "| docker | 500.0 (500.0), 25.0x |" in text
+
+
+def test_an_interrupted_run_writes_what_it_has(tmp_path: Path) -> None:
+    argv = [*RUN, "bench", "--results", str(tmp_path / "out"), "-b", "waypoint", "-w", "idle shell", "--rounds", "100000"]
+    env = {**os.environ, "STATEFORK_HOME": str(tmp_path / "home")}
+    env.pop("WAYPOINT_HOME", None)
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "round 2" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=120)
+    assert process.returncode == 130
+    document = json.loads((tmp_path / "out/results.json").read_text())
+    assert document["interrupted"]
+    assert {one["what"] for one in document["figures"] if one["backend"] == "waypoint"} >= {"snapshot", "restore", "fork"}
+    assert "interrupted" in (tmp_path / "out/results.md").read_text()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import mmap
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waypoint.kernel.pagemaps import copy_memory
+from waypoint.kernel import pagemaps
+from waypoint.kernel.pagemaps import copy_memory, same_pages
 from waypoint.kernel.written import PAGE, Range, united, without
 
 ranges = st.lists(
@@ -68,3 +73,34 @@ def test_what_cannot_be_read_is_told_and_all_else_is_copied(tmp_path: Path) -> N
     data = copied.read_bytes()
     for page in set(range(768)) - {10, 300}:
         assert int.from_bytes(data[page * PAGE : page * PAGE + 8], "little") == page * PAGE
+
+
+@pytest.mark.parametrize("changed", [0, 1, 40, 255])
+def test_what_an_image_has_is_found_unless_most_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: int) -> None:
+    """Of 256 pages in a row `changed` are, in each of 24 MiB; what is looked at is counted."""
+    size = 24 << 20
+    looked_at = 0
+
+    def read_memory(pid: int, ranges: list[Range], into: bytearray) -> bool:
+        nonlocal looked_at
+        looked_at += sum(end - start for start, end in ranges)
+        return original(pid, ranges, into)
+
+    original = pagemaps.read_memory
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        for at in range(0, size, PAGE):
+            memory[at] = 1
+        held = ctypes.c_char.from_buffer(memory)
+        start = ctypes.addressof(held)
+        del held
+        assert copy_memory(os.getpid(), 7, [(start, start + size)], tmp_path) == []
+        places = {page for page in range(size // PAGE) if page % 256 < changed}
+        for page in places:
+            memory[page * PAGE + 5] = 9
+        monkeypatch.setattr(pagemaps, "read_memory", read_memory)
+        found = same_pages(os.getpid(), 7, [(start, start + size)], tmp_path)
+    if changed < 128:
+        assert pages(found) == {start + page * PAGE for page in set(range(size // PAGE)) - places}
+    else:
+        assert found == []
+        assert looked_at < size // 4

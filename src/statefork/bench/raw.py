@@ -31,7 +31,8 @@ class RawTree:
     """One tree; each `dump` leaves it running, each `restore` brings it back after it was ended."""
 
     def __init__(self, directory: Path, memory_mib: int) -> None:
-        self._images = directory / "raw"
+        self._directory = directory / "raw"
+        self._dumps = 0
         self._memory_mib = memory_mib
         self._pid = 0
         self._room = subprocess.Popen(
@@ -73,7 +74,11 @@ class RawTree:
         self._end()
         os.close(self._namespace)
         self._room.communicate()
-        shutil.rmtree(self._images, ignore_errors=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    @property
+    def _images(self) -> Path:
+        return self._directory / str(self._dumps)
 
     def _end(self) -> None:
         """All of the tree is gone, so that its numbers are free for the one that is restored."""
@@ -88,8 +93,8 @@ class RawTree:
             time.sleep(0.002)
 
     def dump(self) -> float:
-        """Milliseconds of the command alone."""
-        shutil.rmtree(self._images, ignore_errors=True)
+        """Milliseconds of the command alone. All images are kept, as the others' are: what is deleted leaves warm memory to write to."""
+        self._dumps += 1
         self._images.mkdir(parents=True)
         return self._criu("dump", "-t", str(self._pid), "--leave-running", "--manage-cgroups=ignore")
 
@@ -100,6 +105,13 @@ class RawTree:
         self._pid = int((self._images / "pid").read_text())
         (self._images / "pid").unlink()
         return took
+
+    def write(self) -> None:
+        """As many bytes as the tree's process holds, from a buffer into a file beside the images: what no dump can be faster than."""
+        buffer = os.urandom(1 << 20)
+        with (self._images / "written").open("wb", buffering=0) as file:
+            for _ in range(self._memory_mib):
+                file.write(buffer)
 
     def _criu(self, verb: str, *arguments: str) -> float:
         began = time.perf_counter()

@@ -102,6 +102,13 @@ def _words(document: dict[str, Any]) -> list[str]:
         f"{machine['cores']} cores, {machine['processor']}, kernel {machine['kernel']}; load {watch['load_before']} before, "
         f"{watch['load_mean']} on average, {watch['load_most']} at most; {watch['seconds']:.0f} s in all",
     ]
+    if document.get("interrupted"):
+        lines.append("interrupted: not everything was measured")
+    if "first_use_us" in machine:
+        lines.append(
+            f"a page of free memory took {machine['first_use_us']} µs when it was used first, {machine['second_use_us']} µs when it had "
+            "just been: before each clock as much as the workload's process holds has been in use"
+        )
     lines += [f"missing: {name}: {why}" for name, why in document["missing"].items()]
     lines += [f"failed: {one['backend']} on {one['workload']}: {one['why']}" for one in document["failures"]]
     return lines

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from statefork.bench.figures import Samples
-from statefork.bench.machine import disk_used_bytes
+from statefork.bench.machine import disk_used_bytes, use_memory
 from statefork.bench.raw import RawTree
 from statefork.bench.subjects import Subject
 from statefork.bench.workloads import Workload
@@ -22,7 +23,7 @@ from statefork.errors import WaypointError
 
 __all__ = ["run_rounds", "timed_ms"]
 
-RAW = "criu (command line)"
+RAW, WRITE = "criu (command line)", "a plain write of as much"
 _LEAST_ROUNDS = 2
 _SHARE_SECONDS = 6.0
 """Of each backend in a workload: one that has had this and its least rounds has had enough, or the slowest would take all the time."""
@@ -36,8 +37,9 @@ def timed_ms(work: Callable[[], object]) -> float:
 
 @dataclass(slots=True)
 class _Runner:
-    subject: Subject
-    env: Environment
+    name: str
+    work: Callable[[int], None]
+    """One round."""
     seconds: float = 0.0
 
 
@@ -67,33 +69,47 @@ def run_rounds(
                 env = subject.make(workload.memory_mib)
                 stack.callback(env.destroy)
                 workload.prepare(env)
-                runners.append(_Runner(subject, env))
+                runners.append(_Runner(subject.name, partial(_one, workload, subject, env, samples, disk)))
             except WaypointError as error:
                 samples.fail(workload.name, subject.name, error.message)
-        plain = stack.enter_context(RawTree(raw, workload.memory_mib)) if raw is not None else None
+        if raw is not None:
+            tree = stack.enter_context(RawTree(raw, workload.memory_mib))
+            runners.append(_Runner(RAW, partial(_plain, workload, tree, samples)))
         for i in range(1, (min(workload.rounds, rounds) if workload.rounds else rounds) + 1):
             if i > 1 and time.monotonic() > (until if i > _LEAST_ROUNDS else until + seconds):
                 break
             on_progress(f"{workload.name}: round {i}")
-            for runner in list(runners):
+            first = i % len(runners) if runners else 0
+            for runner in [*runners[first:], *runners[:first]]:  # another one comes first in each round
                 if i > _LEAST_ROUNDS and runner.seconds > _SHARE_SECONDS:
                     continue
                 os.sync()  # or it would pay for what the one before it has written
                 began = time.monotonic()
                 try:
-                    _one(workload, runner, samples, i, disk)
+                    runner.work(i)
                 except WaypointError as error:
-                    samples.fail(workload.name, runner.subject.name, error.message)
+                    samples.fail(workload.name, runner.name, error.message)
                     runners.remove(runner)
                 runner.seconds += time.monotonic() - began
-            if plain is not None:
-                samples.add(workload.name, RAW, "snapshot", plain.dump())
-                samples.add(workload.name, RAW, "restore", plain.restore())
 
 
-def _one(workload: Workload, runner: _Runner, samples: Samples, i: int, disk: Path) -> None:
-    subject, env = runner.subject, runner.env
+def _ready(workload: Workload) -> None:
+    """Half as much again as its process holds: not all of what was just freed is what is given out next."""
+    if workload.memory_mib:
+        use_memory(workload.memory_mib * 3 // 2)
 
+
+def _plain(workload: Workload, tree: RawTree, samples: Samples, _: int) -> None:
+    for what, work in (("snapshot", tree.dump), ("restore", tree.restore)):
+        _ready(workload)
+        samples.add(workload.name, RAW, what, work())
+    if workload.memory_mib:
+        os.sync()
+        _ready(workload)
+        samples.add(workload.name, WRITE, "snapshot", timed_ms(tree.write))
+
+
+def _one(workload: Workload, subject: Subject, env: Environment, samples: Samples, disk: Path, i: int) -> None:
     def add(what: str, value: float, unit: str = "ms") -> None:
         samples.add(workload.name, subject.name, what, value, unit)
 
@@ -103,6 +119,7 @@ def _one(workload: Workload, runner: _Runner, samples: Samples, i: int, disk: Pa
         workload.next_round(env, i)
     before = disk_used_bytes(disk)
     taken: list[str] = []
+    _ready(workload)
     add("snapshot", timed_ms(lambda: taken.append(env.snapshot())))
     add("paused", next(one.paused_ms for one in env.snapshots() if one.id == taken[0]))
     add("storage", (disk_used_bytes(disk) - before) / 2**20, "MiB")
@@ -113,7 +130,9 @@ def _one(workload: Workload, runner: _Runner, samples: Samples, i: int, disk: Pa
         env.restore(taken[0])
         workload.check(env, i, subject.claims)
 
+    _ready(workload)
     add("restore", timed_ms(restore))
+    _ready(workload)
     forks: list[Environment] = []
 
     def fork() -> None:

@@ -49,7 +49,7 @@ def bench(
 
     The clock of restore and fork stops at the first correct command in what came up. A backend that is missing is listed as
     missing. Run it on a quiet machine: the load is recorded beside the figures. It takes half an hour at most (`--quick`: two
-    minutes): slow backends have fewer rounds.
+    minutes): slow backends have fewer rounds. Ctrl-C ends it early: what was measured until then is written, and no pages.
     """
     from statefork.bench import report
     from statefork.bench.figures import Figure
@@ -57,18 +57,21 @@ def bench(
     document = _measure(quick, names, workloads, rounds) if measured is None else json.loads(measured.read_text())
     figures = [Figure(**one) for one in document["figures"]]
     written = [] if measured else report.write_results(results, document, figures)
-    if plots:
+    whole = not document.get("interrupted")
+    if plots and whole:
         from statefork.bench.plots import draw
 
         results.mkdir(parents=True, exist_ok=True)
         written += draw(results, figures)
-    if page is not None:
+    if page is not None and whole:
         write_between_marks(page, "bench", report.as_markdown(document, figures))
-    if summary is not None:
+    if summary is not None and whole:
         write_between_marks(summary, "bench summary", report.as_summary(document, figures))
     click.echo(json.dumps(document) if as_json else report.as_text(document, figures))
     if not as_json:
         click.echo(f"written: {', '.join(str(path) for path in written)}")
+    if not whole:
+        raise SystemExit(130)
     if document["failures"]:
         raise SystemExit(1)
 
@@ -85,11 +88,13 @@ def _measure(quick: bool, names: tuple[str, ...], workloads: tuple[str, ...], ro
     if unknown:
         raise UsageError(f"no backend {', '.join(unknown)}; there are: {', '.join(BACKENDS)}")
     chosen = work.by_name(workloads, quick=quick)
-    samples = Samples()
-    signal.signal(signal.SIGINT, _interrupted)
-    with tempfile.TemporaryDirectory(prefix="statefork-bench-", dir="/var/tmp") as scratch, machine.Watch() as watch:
-        home = Path(scratch)
-        subjects, missing = find_subjects(home, names or BACKENDS, work.packages_for(chosen), _progress)
+    samples, watch, described = Samples(), machine.Watch(), machine.describe()
+    missing: dict[str, str] = {}
+    interrupted = False
+
+    def run(home: Path) -> None:
+        subjects, absent = find_subjects(home, names or BACKENDS, work.packages_for(chosen), _progress)
+        missing.update(absent)
         kinds = () if workloads else patterns.PATTERNS
         until = time.monotonic() + (_QUICK_SECONDS if quick else _FULL_SECONDS)
         for done, workload in enumerate(chosen):
@@ -101,11 +106,19 @@ def _measure(quick: bool, names: tuple[str, ...], workloads: tuple[str, ...], ro
             )  # fmt: skip
         for pattern in kinds:
             pattern(subjects, samples, _progress, quick=quick)
+
+    signal.signal(signal.SIGINT, _interrupted)
+    try:
+        with tempfile.TemporaryDirectory(prefix="statefork-bench-", dir="/var/tmp") as scratch, watch:
+            run(Path(scratch))
+    except KeyboardInterrupt:
+        interrupted = True
     _progress("")
     return {
-        "machine": machine.describe(),
+        "machine": described,
         "watch": watch.to_json(),
         "missing": missing,
+        "interrupted": interrupted,
         "failures": samples.failures,
         "figures": [figure.to_json() for figure in samples.figures()],
     }

@@ -10,9 +10,8 @@ import contextlib
 import os
 import struct
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -29,11 +28,12 @@ _MAGIC = struct.pack("=II", 0x54564319, 0x56084025)
 _OWN_PAGES = 1 << 20
 """CRIU numbers its own files from 1."""
 _CHUNK = 1 << 20
-_BUFFERS = 4
-_TRIED = 32
+_TRIED, _TRIED_BYTES = 64, 64 << 10
 _MOST_PIECES = 512
 _Segment = tuple[int, int, int, int]
 """From, to, file, place in it."""
+_Chunk = tuple[int, list[Range]]
+"""Place in the file, and what comes there."""
 
 
 def _pagemap(images: Path, number: int) -> Path:
@@ -86,24 +86,29 @@ def copy_memory(pid: int, number: int, ranges: Sequence[Range], place: Path) -> 
     memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     pages = os.open(place / f"pages-{pages_id}.img", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        with ThreadPoolExecutor(1, thread_name_prefix="pages") as pool:
-            free = deque(bytearray(_CHUNK) for _ in range(_BUFFERS))
-            coming: deque[Future[memoryview]] = deque()
-            for chunk in _chunks(ranges):
-                coming.append(pool.submit(_read, pid, memory, chunk, free.popleft(), missing))
-                if not free:
-                    free.append(_write(pages, coming.popleft().result()))
-            while coming:
-                _write(pages, coming.popleft().result())
+        with ThreadPoolExecutor(2, thread_name_prefix="pages") as pool:
+            copy = partial(_copy, pid, memory, pages, threading.local(), missing)
+            for _ in pool.map(copy, _chunks(ranges)):
+                pass
         return united(missing)
     finally:
         os.close(pages)
         os.close(memory)
 
 
-def _chunks(ranges: Sequence[Range]) -> Iterator[list[Range]]:
+def _copy(pid: int, memory: int, pages: int, local: threading.local, missing: list[Range], chunk: _Chunk) -> None:
+    at, ranges = chunk
+    if not hasattr(local, "buffer"):
+        local.buffer = bytearray(_CHUNK)
+    rest = _read(pid, memory, ranges, local.buffer, missing)
+    while rest:
+        done = os.pwrite(pages, rest, at)
+        rest, at = rest[done:], at + done
+
+
+def _chunks(ranges: Sequence[Range]) -> Iterator[_Chunk]:
     """As much as is copied at a time: single pages come together."""
-    size = 0
+    at = size = 0
     chunk: list[Range] = []
     for start, end in ranges:
         while start < end:
@@ -112,10 +117,11 @@ def _chunks(ranges: Sequence[Range]) -> Iterator[list[Range]]:
             size += stop - start
             start = stop
             if size == _CHUNK:
-                yield chunk
+                yield at, chunk
+                at += size
                 size, chunk = 0, []
     if chunk:
-        yield chunk
+        yield at, chunk
 
 
 def _read(pid: int, memory: int, ranges: list[Range], buffer: bytearray, missing: list[Range]) -> memoryview:
@@ -138,16 +144,6 @@ def _read(pid: int, memory: int, ranges: list[Range], buffer: bytearray, missing
     return whole[:at]
 
 
-def _write(pages: int, data: memoryview) -> bytearray:
-    """Gives the buffer back."""
-    rest = data
-    while rest:
-        rest = rest[os.write(pages, rest) :]
-    buffer = data.obj
-    assert isinstance(buffer, bytearray)
-    return buffer
-
-
 def holds(images: Path, number: int) -> bool:
     return _pagemap(images, number).exists()
 
@@ -155,18 +151,27 @@ def holds(images: Path, number: int) -> bool:
 def same_pages(pid: int, number: int, ranges: Sequence[Range], images: Path) -> list[Range]:
     """Which of these pages of a process that runs are as an image, with its parents, has them.
 
-    If none of some that are looked at first are, no more are looked at: it has written all of its memory.
+    If less than half of some that are looked at first are, no more are looked at: it has written most of its memory.
     """
     with contextlib.ExitStack() as files, ThreadPoolExecutor(2, thread_name_prefix="same") as pool:
         batches = list(_batches(_pieces(ranges, _segments(images, number, files))))
         same = partial(_same, pid, threading.local())
-        apart = max(2, len(batches) // _TRIED)
-        found = list(pool.map(same, batches[::apart]))
-        if not any(found):
+        tried = [[_part(batch[0], number)] for number, batch in enumerate(batches[:: max(1, len(batches) // _TRIED)])]
+        if 2 * _bytes(pool.map(same, tried)) < _bytes([(start, end)] for [(start, end, *_)] in tried):
             return []
-        del batches[::apart]
-        found += pool.map(same, batches)
-        return united(page for pages in found for page in pages)
+        return united(page for pages in pool.map(same, batches) for page in pages)
+
+
+def _part(piece: _Segment, number: int) -> _Segment:
+    """Of each piece another part: memory may be used in a pattern that repeats."""
+    start, end, file, at = piece
+    parts = max(1, (end - start) // _TRIED_BYTES)
+    skipped = number * 7 % parts * _TRIED_BYTES
+    return start + skipped, min(end, start + skipped + _TRIED_BYTES), file, at + skipped
+
+
+def _bytes(found: Iterable[list[Range]]) -> int:
+    return sum(end - start for ranges in found for start, end in ranges)
 
 
 def _segments(images: Path, number: int, files: contextlib.ExitStack) -> list[_Segment]:
