@@ -1,9 +1,4 @@
-"""Take a snapshot of a live session: freeze, save the processes, seal the files, commit one row.
-
-Two ways to seal the files that a session has changed. Copying its upper layer under the freeze leaves the session where it
-is and costs by the byte; re-homing ends it, makes the upper itself the sealed layer and restores the session over it, and
-costs a restore whatever the number of files. Small uppers are copied.
-"""
+"""Take a snapshot of a live session: freeze, save the processes, seal the files (sealing.py), commit one row."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,66 +15,31 @@ from waypoint import bringup, faults
 from waypoint.ahead import Ready, Stock
 from waypoint.deltas import Deltas
 from waypoint.ending import resolve
-from waypoint.errors import DiskFull, NotFound, WaypointError
+from waypoint.errors import DiskFull, WaypointError
 from waypoint.guest.connection import quiesce
-from waypoint.guest.layer import PRIVATE
 from waypoint.kernel import (
-    aliases,
     cgroups,
     criu,
     inspect,
     moved,
-    netlock,
     obstacles,
     processes,
     pulse,
     socket_names,
     trees,
     typed,
-    usage,
 )
-from waypoint.kernel.survey import Survey
 from waypoint.manifest import describe_session, told
 from waypoint.model import BaseRecord, Capture, ExecResult, Process, SessionRecord, SnapshotRecord
 from waypoint.reapply import TYPED
+from waypoint.sealing import Sealing, is_big, parent_of
 from waypoint.store import locks
 from waypoint.store.store import Store
 from waypoint.verify import FILES, file_digest
 
 __all__ = ["Marks", "NoDraft", "Taken", "take", "take_files"]
 
-COPY_ENTRIES = 3000
-COPY_BYTES = 24 << 20
-"""What is copied ahead of the asking, when nobody waits for it."""
-_COPIED_PER_MS = 5
-_COPIED_BYTES_PER_MS = 512 << 10
-_RESTORE_MS = 45.0
-_RESTORED_BYTES_PER_MS = 1 << 20
-
 _FULL = ("files", "processes", "memory", "terminal", "network", "ipc")
-
-
-@dataclass(slots=True)
-class _Sealing:
-    """What is decided and learnt on the way to a row."""
-
-    snapshot: str
-    full: bool = True
-    layers: tuple[int, ...] = ()
-    new_layer: int | None = None
-    files_bytes: int = 0
-    rehome: bool = False
-    print: str = ""
-    hidden: aliases.Hidden | None = None
-    """Names of changed files that hang on the overlay's index alone would show the old content over the new layer."""
-    survey: Survey | None = None
-    """Of a layer that is not copied: what it holds is found out beside all the rest, and written into the row at the end."""
-    manifest: dict[str, Any] = field(default_factory=dict)
-    record: SnapshotRecord | None = None
-    renamed: dict[str, str] = field(default_factory=dict)
-    typed: bytes = b""
-    held: dict[int, dict[str, int]] = field(default_factory=dict)
-    io: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class NoDraft(WaypointError):
@@ -126,11 +86,11 @@ def take(
     `ask_shell`: what the shell says of itself, None if it is busy; CRIU gets ready meanwhile.
     `draft`: no row is made, so that all of it is garbage until the caller makes one; NoDraft where that is not to be done.
     """
-    sealing = _Sealing(snapshot)
+    sealing = Sealing(store, session, snapshot)
     init = Process(session.init_pid, session.init_start)
     staging = store.paths.images / f".{snapshot}"
-    upper = store.paths.upper(session.upper or 0)
-    sealing.rehome = not end_session and not base.flat and _is_big(session, upper, draft)
+    upper = sealing.upper
+    sealing.rehome = not end_session and not base.flat and is_big(session, upper, draft=draft)
     if draft and sealing.rehome:
         raise NoDraft(f"session {session.id} has changed too many files to be saved ahead")
     ends = sealing.rehome or end_session
@@ -158,9 +118,9 @@ def take(
             delta.look()
             sealing.held = inspect.descriptors(init.pid)
             sealing.io = pulse.io_counts(sealing.held)
-            _seal(store, session, sealing, end_session, said is None, stack)
+            sealing.seal(end_session=end_session, busy=said is None, stack=stack)
             if ends:  # CRIU makes names of its own in the upper, which are passed over
-                sealing.survey = Survey(upper, PRIVATE)
+                sealing.look()
             sealing.renamed = socket_names.present_names(init.pid)
             sealing.typed = typed.take_typed(init.pid)
             if sealing.typed:
@@ -184,10 +144,10 @@ def take(
                 socket_names.rewrite_names(staging, sealing.renamed)
             if sealing.new_layer is not None and criu.has_remaps(staging):
                 trees.carry_links(upper, store.paths.upper(sealing.new_layer), criu.LINK_PREFIX)
-            _link_names(store, session, sealing)
+            sealing.link_names()
             if ends:
                 if criu.has_remaps(staging):  # it may have made directories for them
-                    _look_again(sealing, upper)
+                    sealing.look()
                 _room_to_come_back(store, sealing)
                 if sealing.rehome:
                     moved.hold(init.pid)
@@ -229,7 +189,7 @@ def take(
             delta.keep(snapshot)
     except BaseException:
         stack.close()
-        _stop_looking(sealing)
+        sealing.stop_looking()
         if not ends or resolve(store, session, session.boot).state == "live":
             _undo(store, sealing, staging)
         raise
@@ -240,61 +200,20 @@ def take(
         live = bringup.Live(init, session.upper or 0, session.layers, session.spec)
         bringup.retire(store, live, wait=end_session)
         moved.forget(upper.parent)
-        work = store.paths.work(session.upper or 0)
-        if sealing.hidden is not None:
-            sealing.hidden.forget_files()
+        sealing.forget_index()
     if end_session:
-        trees.discard_tree(work)
-        return Taken(_surveyed(store, sealing, record), None, None)
+        trees.discard_tree(sealing.work)
+        return Taken(sealing.surveyed(record), None, None)
     if not sealing.rehome:
         return Taken(record, init, Marks(requests, written, sealing.io))
     try:
         taken = _rehome(store, base, session, record, dumped.since, stock)
-        return replace(taken, record=_surveyed(store, sealing, taken.record))
+        return replace(taken, record=sealing.surveyed(taken.record))
     except BaseException:
-        _surveyed(store, sealing, record)
+        sealing.surveyed(record)
         raise
     finally:
-        trees.discard_tree(work)
-
-
-def _drop_survey(sealing: _Sealing) -> None:
-    if sealing.survey is not None:
-        survey, sealing.survey = sealing.survey, None
-        survey.cancel()
-
-
-def _stop_looking(sealing: _Sealing) -> None:
-    _drop_survey(sealing)
-    if sealing.hidden is not None:
-        sealing.hidden.cancel()
-
-
-def _is_big(session: SessionRecord, upper: Path, draft: bool) -> bool:
-    """Copying what the session has changed would take longer than to end it and bring it back over that.
-
-    A session that is brought back loses its connections to the outside: one that has any is copied, whatever it takes.
-    """
-    if draft:
-        return trees.measure(upper, most_entries=COPY_ENTRIES, most_bytes=COPY_BYTES).over
-    rehome_ms = _RESTORE_MS + usage.tree_usage(session.init_pid)[1] / _RESTORED_BYTES_PER_MS
-    most_bytes = int(rehome_ms * _COPIED_BYTES_PER_MS)
-    big = trees.measure(upper, most_entries=int(rehome_ms * _COPIED_PER_MS), most_bytes=most_bytes).over
-    return big and (session.spec.network == "none" or not netlock.has_connections(session.init_pid))
-
-
-def _surveyed(store: Store, sealing: _Sealing, record: SnapshotRecord) -> SnapshotRecord:
-    """The row as it would have been, had there been time."""
-    if sealing.survey is None:
-        return record
-    survey, sealing.survey = sealing.survey, None
-    try:
-        found = survey.result()
-    except OSError:  # a path that is too long for anybody
-        return record
-    manifest = record.manifest | {FILES: found.digest}
-    store.db.update_snapshot(record.id, files_bytes=found.size_bytes, manifest=manifest)
-    return replace(record, files_bytes=found.size_bytes, manifest=manifest)
+        trees.discard_tree(sealing.work)
 
 
 def take_files(
@@ -309,7 +228,7 @@ def take_files(
     end_session: bool = False,
 ) -> Taken:
     """The files alone, copied while every process of the session stands still."""
-    sealing = _Sealing(snapshot, full=False)
+    sealing = Sealing(store, session, snapshot, full=False)
     init = Process(session.init_pid, session.init_start)
     group = cgroups.freezer_group(store.tag, str(session.upper))
     stopped = time.perf_counter()
@@ -317,10 +236,10 @@ def take_files(
         with contextlib.ExitStack() as stack, cgroups.frozen(group):
             sealing.manifest = describe_session(init.pid, session.spec.idmap, shell)
             sealing.manifest.pop("mapped")
-            _seal(store, session, sealing, end_session, shell is None, stack)
-            _link_names(store, session, sealing)
+            sealing.seal(end_session=end_session, busy=shell is None, stack=stack)
+            sealing.link_names()
             if end_session:
-                sealing.survey = Survey(store.paths.upper(session.upper or 0), PRIVATE)
+                sealing.look()
             frozen_ns = time.time_ns()
             faults.point("files-frozen")
             paused_ms = (time.perf_counter() - stopped) * 1000
@@ -333,34 +252,31 @@ def take_files(
             else:
                 store.db.add_snapshot(record, {"snapshot": snapshot})
     except BaseException:
-        _stop_looking(sealing)
-        if sealing.new_layer is not None:
-            store.discard_layers([sealing.new_layer])
+        sealing.stop_looking()
+        sealing.discard_layer()
         if end_session:
             resolve(store, session, session.boot)
         raise
     if end_session:
         bringup.retire(store, bringup.Live(init, session.upper or 0, session.layers, session.spec), wait=True)
         store.db.complete_ending(session.id)
-        if sealing.hidden is not None:
-            sealing.hidden.forget_files()
-        trees.discard_tree(store.paths.work(session.upper or 0))
+        sealing.forget_index()
+        trees.discard_tree(sealing.work)
     faults.point("files-committed")
-    return Taken(_surveyed(store, sealing, record), None if end_session else init)
+    return Taken(sealing.surveyed(record), None if end_session else init)
 
 
-def _undo(store: Store, sealing: _Sealing, staging: Path) -> None:
+def _undo(store: Store, sealing: Sealing, staging: Path) -> None:
     """CRIU has let the tree go on: the session is what it was before, and nothing of the snapshot is left."""
     shutil.rmtree(staging, ignore_errors=True)
     shutil.rmtree(store.paths.image(sealing.snapshot), ignore_errors=True)
-    if sealing.new_layer is not None:
-        store.discard_layers([sealing.new_layer])
+    sealing.discard_layer()
 
 
 _COME_BACK_BYTES = 16 << 20
 
 
-def _room_to_come_back(store: Store, sealing: _Sealing) -> None:
+def _room_to_come_back(store: Store, sealing: Sealing) -> None:
     """A re-homed session is ended and restored at once: better not begun than to find no room half-way."""
     if not sealing.rehome:
         return
@@ -393,58 +309,8 @@ def _rehome(
     return Taken(record, live.init)
 
 
-def _seal(
-    store: Store,
-    session: SessionRecord,
-    sealing: _Sealing,
-    end_session: bool,
-    busy: bool,
-    stack: contextlib.ExitStack,
-) -> None:
-    """Runs while the session is frozen; `stack` is closed when the snapshot's row names its layers."""
-    assert session.upper is not None
-    upper = store.paths.upper(session.upper)
-    if sealing.rehome or end_session:
-        sealing.hidden = aliases.Hidden(store.paths.work(session.upper) / "index")
-        sealing.layers = (session.upper, *session.layers)
-        return
-    parent = _parent(store, session)
-    if not busy and not inspect.has_shared_mappings(sealing.held or processes.namespace_pids(session.init_pid)):
-        sealing.print = f"{session.upper}:{trees.fingerprint(upper, skip=PRIVATE)}"
-        if parent is not None and parent.manifest.get("upper_print") == sealing.print:
-            with contextlib.suppress(NotFound):
-                sealing.layers = stack.enter_context(store.holding(parent)).layers
-                return
-    sealing.new_layer = store.new_layer("sealed")
-    trees.copy_tree(upper, store.paths.upper(sealing.new_layer))
-    sealing.hidden = aliases.Hidden(store.paths.work(session.upper) / "index")
-    sealing.files_bytes = trees.allocated_bytes(store.paths.upper(sealing.new_layer))
-    sealing.layers = (sealing.new_layer, *session.layers)
-
-
-def _link_names(store: Store, session: SessionRecord, sealing: _Sealing) -> None:
-    """While the session is still there, before anybody looks at the layer as it will be."""
-    if sealing.hidden is None:
-        return
-    root, upper, sealed = f"/proc/{session.init_pid}/root", store.paths.upper(session.upper or 0), sealing.layers[0]
-    linked = aliases.link_hidden_names(root, upper, sealing.hidden.inodes(), store.paths.upper(sealed), session.spec.idmap)
-    if linked and sealing.survey is not None:
-        _look_again(sealing, upper)
-
-
-def _look_again(sealing: _Sealing, upper: Path) -> None:
-    _drop_survey(sealing)
-    sealing.survey = Survey(upper, PRIVATE)
-
-
-def _parent(store: Store, session: SessionRecord) -> SnapshotRecord | None:
-    with contextlib.suppress(WaypointError):
-        return None if session.snapshot is None else store.db.snapshot(session.snapshot)
-    return None
-
-
 def _origin(store: Store, session: SessionRecord) -> str | None:
-    parent = _parent(store, session)
+    parent = parent_of(store, session)
     return None if parent is None or not parent.full else parent.image
 
 
@@ -461,7 +327,7 @@ def _base_files(
 def _record(
     store: Store,
     session: SessionRecord,
-    sealing: _Sealing,
+    sealing: Sealing,
     name: str | None,
     paused_ms: float,
     began: float,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from waypoint import capture
+from waypoint import sealing
 from waypoint.engine import Engine
 from waypoint.errors import Exists, HasChildren, NotFound, UsageError, WrongState
 from waypoint.model import BaseRecord
@@ -283,9 +283,9 @@ def test_a_session_with_connections_to_the_outside_is_never_ended_for_a_snapshot
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upper = Path("/")  # far more than is copied
-    assert capture._is_big(session.record, upper, draft=False)
+    assert sealing.is_big(session.record, upper, draft=False)
     outside = replace(session.record, spec=replace(session.record.spec, network="nat"))
-    assert capture._is_big(outside, upper, draft=False)
-    monkeypatch.setattr(capture.netlock, "has_connections", lambda _: True)
-    assert not capture._is_big(outside, upper, draft=False)
-    assert capture._is_big(session.record, upper, draft=False), "those on its loopback come back"
+    assert sealing.is_big(outside, upper, draft=False)
+    monkeypatch.setattr(sealing.netlock, "has_connections", lambda _: True)
+    assert not sealing.is_big(outside, upper, draft=False)
+    assert sealing.is_big(session.record, upper, draft=False), "those on its loopback come back"

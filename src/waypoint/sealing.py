@@ -1,0 +1,152 @@
+"""The files of a session on their way into a snapshot: which layers it names, and what its own layer holds.
+
+Two ways to seal the files that a session has changed. Copying its upper layer under the freeze leaves the session where it
+is and costs by the byte; re-homing ends it, makes the upper itself the sealed layer and restores the session over it, and
+costs a restore whatever the number of files. Small uppers are copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from waypoint.errors import NotFound, WaypointError
+from waypoint.guest.layer import PRIVATE
+from waypoint.kernel import aliases, inspect, netlock, processes, trees, usage
+from waypoint.kernel.survey import Survey
+from waypoint.model import SessionRecord, SnapshotRecord
+from waypoint.store.store import Store
+from waypoint.verify import FILES
+
+__all__ = ["Sealing", "is_big", "parent_of"]
+
+COPY_ENTRIES = 3000
+COPY_BYTES = 24 << 20
+"""What is copied ahead of the asking, when nobody waits for it."""
+_COPIED_PER_MS = 5
+_COPIED_BYTES_PER_MS = 512 << 10
+_RESTORE_MS = 45.0
+_RESTORED_BYTES_PER_MS = 1 << 20
+
+
+@dataclass(slots=True)
+class Sealing:
+    """What is decided and learnt on the way to a row."""
+
+    store: Store
+    session: SessionRecord
+    snapshot: str
+    full: bool = True
+    layers: tuple[int, ...] = ()
+    new_layer: int | None = None
+    files_bytes: int = 0
+    rehome: bool = False
+    print: str = ""
+    hidden: aliases.Hidden | None = None
+    """Names of changed files that hang on the overlay's index alone would show the old content over the new layer."""
+    survey: Survey | None = None
+    """Of a layer that is not copied: what it holds is found out beside all the rest, and written into the row at the end."""
+    manifest: dict[str, Any] = field(default_factory=dict)
+    record: SnapshotRecord | None = None
+    renamed: dict[str, str] = field(default_factory=dict)
+    typed: bytes = b""
+    held: dict[int, dict[str, int]] = field(default_factory=dict)
+    io: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def upper(self) -> Path:
+        return self.store.paths.upper(self.session.upper or 0)
+
+    @property
+    def work(self) -> Path:
+        return self.store.paths.work(self.session.upper or 0)
+
+    def seal(self, *, end_session: bool, busy: bool, stack: contextlib.ExitStack) -> None:
+        """Runs while the session is frozen; `stack` is closed when the snapshot's row names its layers."""
+        session, store = self.session, self.store
+        assert session.upper is not None
+        if self.rehome or end_session:
+            self.hidden = aliases.Hidden(self.work / "index")
+            self.layers = (session.upper, *session.layers)
+            return
+        parent = parent_of(store, session)
+        if not busy and not inspect.has_shared_mappings(self.held or processes.namespace_pids(session.init_pid)):
+            self.print = f"{session.upper}:{trees.fingerprint(self.upper, skip=PRIVATE)}"
+            if parent is not None and parent.manifest.get("upper_print") == self.print:
+                with contextlib.suppress(NotFound):
+                    self.layers = stack.enter_context(store.holding(parent)).layers
+                    return
+        self.new_layer = store.new_layer("sealed")
+        sealed = store.paths.upper(self.new_layer)
+        trees.copy_tree(self.upper, sealed)
+        self.hidden = aliases.Hidden(self.work / "index")
+        self.files_bytes = trees.allocated_bytes(sealed)
+        self.layers = (self.new_layer, *session.layers)
+
+    def look(self) -> None:
+        """Begin, or begin again, to find out what the upper holds."""
+        self._drop_survey()
+        self.survey = Survey(self.upper, PRIVATE)
+
+    def link_names(self) -> None:
+        """While the session is still there, before anybody looks at the layer as it will be."""
+        if self.hidden is None:
+            return
+        root, sealed = f"/proc/{self.session.init_pid}/root", self.store.paths.upper(self.layers[0])
+        linked = aliases.link_hidden_names(root, self.upper, self.hidden.inodes(), sealed, self.session.spec.idmap)
+        if linked and self.survey is not None:
+            self.look()
+
+    def forget_index(self) -> None:
+        """When the session's overlay is gone."""
+        if self.hidden is not None:
+            self.hidden.forget_files()
+
+    def surveyed(self, record: SnapshotRecord) -> SnapshotRecord:
+        """The row as it would have been, had there been time."""
+        if self.survey is None:
+            return record
+        survey, self.survey = self.survey, None
+        try:
+            found = survey.result()
+        except OSError:  # a path that is too long for anybody
+            return record
+        manifest = record.manifest | {FILES: found.digest}
+        self.store.db.update_snapshot(record.id, files_bytes=found.size_bytes, manifest=manifest)
+        return replace(record, files_bytes=found.size_bytes, manifest=manifest)
+
+    def stop_looking(self) -> None:
+        """It comes to nothing."""
+        self._drop_survey()
+        if self.hidden is not None:
+            self.hidden.cancel()
+
+    def _drop_survey(self) -> None:
+        if self.survey is not None:
+            survey, self.survey = self.survey, None
+            survey.cancel()
+
+    def discard_layer(self) -> None:
+        if self.new_layer is not None:
+            self.store.discard_layers([self.new_layer])
+
+
+def is_big(session: SessionRecord, upper: Path, *, draft: bool) -> bool:
+    """Copying what the session has changed would take longer than to end it and bring it back over that.
+
+    A session that is brought back loses its connections to the outside: one that has any is copied, whatever it takes.
+    """
+    if draft:
+        return trees.measure(upper, most_entries=COPY_ENTRIES, most_bytes=COPY_BYTES).over
+    rehome_ms = _RESTORE_MS + usage.tree_usage(session.init_pid)[1] / _RESTORED_BYTES_PER_MS
+    most_bytes = int(rehome_ms * _COPIED_BYTES_PER_MS)
+    big = trees.measure(upper, most_entries=int(rehome_ms * _COPIED_PER_MS), most_bytes=most_bytes).over
+    return big and (session.spec.network == "none" or not netlock.has_connections(session.init_pid))
+
+
+def parent_of(store: Store, session: SessionRecord) -> SnapshotRecord | None:
+    with contextlib.suppress(WaypointError):
+        return None if session.snapshot is None else store.db.snapshot(session.snapshot)
+    return None
