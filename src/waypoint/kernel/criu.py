@@ -348,7 +348,7 @@ def _failure(
     errors = [line for line in lines if "Error" in line and "RLIMIT_NOFILE" not in line]
     quoted = "\n".join(errors[-8:]) or stderr or answer.cr_errmsg or os.strerror(answer.cr_errno)
     alive = "; the session goes on untouched" if verb == "dump" else ""
-    full = log.exists() and _free(log) < _NO_SPACE  # then the log may be cut off before it says so
+    full = _free(log.parent) < _NO_SPACE  # then the log may be cut off before it says so, or not be there
     if "No space left on device" in quoted or answer.cr_errno == errno.ENOSPC or full:
         return DiskFull(f"criu {verb} ran out of disk space{alive}:\n{quoted}", log=str(log))
     if init_pid is not None:

@@ -9,7 +9,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -77,13 +77,26 @@ class Database:
     def _connection(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            self._reserve.spend()
-            connection = sqlite3.connect(self._path, timeout=30, isolation_level=None)
+            try:
+                connection = self._connect()
+            except sqlite3.OperationalError:
+                if not self._reserve.spend():
+                    raise
+                connection = self._connect()
+            self._local.connection = connection
+        return connection
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, timeout=30, isolation_level=None)
+        try:
             connection.row_factory = sqlite3.Row
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute("PRAGMA foreign_keys=ON")
-            self._local.connection = connection
+            connection.execute("SELECT 1 FROM sqlite_master").fetchone()  # needs its files, and so their space, from here on
+        except sqlite3.Error:
+            connection.close()
+            raise
         return connection
 
     def close(self) -> None:
@@ -98,7 +111,8 @@ class Database:
         """One transaction. `must`: it frees space or completes what is done already; it may have the store's reserve."""
         connection = self._connection()
         if must and self._reserve.spend():
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")  # the log can begin anew then, in the space that it has
+            with suppress(sqlite3.OperationalError):  # there may be space for the row all the same
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")  # the log can begin anew then, in the space that it has
         try:
             try:
                 connection.execute("BEGIN IMMEDIATE")
