@@ -10,7 +10,7 @@ SHELL := /bin/bash
 
 BIN := .venv/bin
 # real kernels, daemons and a shared machine: what fails is tried once more, and the summary counts it as rerun
-PYTEST := $(BIN)/pytest tests --reruns 1 --reruns-delay 1
+PYTEST := $(BIN)/pytest tests --reruns 1 --reruns-delay 1 -r fER
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
