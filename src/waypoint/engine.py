@@ -169,7 +169,7 @@ class Engine:
         if merge:
             ksm.require_merging()
         if not files_only:
-            tools.criu_argv()  # without a working CRIU no snapshot could be taken: say so now, not then
+            tools.engine_criu()  # without a working CRIU no snapshot could be taken: say so now, not then
         with self.store.operation():
             base = base or self._host_base()
             start = replace(

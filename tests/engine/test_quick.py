@@ -1,7 +1,8 @@
-"""CRIU with the libraries in it that make it quicker: the same tree comes back, also without them."""
+"""The engine's own CRIU and the plain one: the same tree comes back, from the same images."""
 
 from __future__ import annotations
 
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,19 +10,20 @@ from pathlib import Path
 import pytest
 
 from waypoint.engine import Engine
-from waypoint.kernel import tools
+from waypoint.errors import HostUnsupported, KernelError
+from waypoint.kernel import build_criu, tools
 from waypoint.model import BaseRecord
 from waypoint.session import Session
 
-NAMES = ("quick.so", "gnutls.so", "nftables.so")
+SERVER = "python3 -c 'import socket; s = socket.create_server((\"127.0.0.1\", 8000)); c, _ = s.accept(); print(c.recv(9))' >/said &"
 
 
-def loaded(pid: int) -> set[str]:
+def own(pid: int) -> bool:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        maps = Path(f"/proc/{pid}/maps").read_text()
-        if "libnet.so" in maps:  # the last of CRIU's own
-            return {line.split("/")[-1] for line in maps.splitlines() if "/" in line}
+        program = str(Path(f"/proc/{pid}/exe").readlink())
+        if program != str(tools.launch_path()):
+            return program == str(tools.program_path(tools.QUICK))
         time.sleep(0.01)
     raise AssertionError("CRIU never came up")
 
@@ -47,14 +49,18 @@ def session(quick: bool, eager: Engine, small_base: BaseRecord) -> Iterator[Sess
     made.remove()
 
 
-def test_a_session_comes_back_with_and_without_them(quick: bool, eager: Engine, session: Session) -> None:
-    session.exec("N=1; sleep 1000 & echo one >/file")
+def test_it_is_built_here() -> None:
+    """All else goes without it, too: so this says that it was not forgotten."""
+    assert tools.quick_criu() is not None, "`waypoint setup` builds it"
+    assert tools.engine_criu() == tools.quick_criu()
+    assert tools.criu_argv() != list(tools.engine_criu().argv), "others are measured with the plain one"
+
+
+def test_a_session_comes_back_with_either(quick: bool, eager: Engine, session: Session) -> None:
+    session.exec("N=1; sleep 1000 & echo one >/file; hostname changed 2>/dev/null")
     first = session.snapshot().id
-    for pid in workers(eager):
-        names = loaded(pid)
-        assert any(name.startswith(NAMES) for name in names) == quick
-        assert any(name.startswith("libgnutls") for name in names) != quick
-    session.exec("N=2; echo two >/file; kill %1")
+    assert {own(pid) for pid in workers(eager)} == {quick}
+    session.exec("N=2; echo two >/file; kill %1; hostname other 2>/dev/null")
     session.restore(first)
     assert session.exec("echo $N; cat /file; jobs -pr | wc -l").stdout.split() == [b"1", b"one", b"1"]
     (fork,) = session.fork(1, from_snapshot=first)
@@ -63,8 +69,57 @@ def test_a_session_comes_back_with_and_without_them(quick: bool, eager: Engine, 
     fork.remove()
 
 
-def test_the_programs_that_criu_starts_get_none_of_it(quick: bool, eager: Engine, small_base: BaseRecord) -> None:
-    """CRIU saves a tmpfs with tar, which must end as tar ends."""
+def test_what_one_has_saved_the_other_restores(
+    quick: bool, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.exec("N=1; sleep 1000 & echo one >/file")
+    saved = session.snapshot().id
+    monkeypatch.setenv("WAYPOINT_QUICK", "0" if quick else "1")
+    session.restore(saved)
+    assert session.exec("echo $N; cat /file; jobs -pr | wc -l").stdout.split() == [b"1", b"one", b"1"]
+    assert session.verify() == []
+
+
+def test_clocks_go_on_after_each_restore(quick: bool, session: Session) -> None:
+    """From the second time on the session has a time namespace, whose clocks are read without entering it."""
+    session.exec("up() { read -r up rest </proc/uptime; echo $up; }")
+    at = float(session.exec("up").stdout)
+    for _ in range(3):
+        session.restore(session.snapshot().id)
+        now = float(session.exec("up").stdout)
+        assert at <= now < at + 30, "the clock has jumped"
+        at = now
+
+
+def test_the_host_name_that_a_session_gave_itself(quick: bool, eager: Engine, small_base: BaseRecord) -> None:
+    session = eager.new(base=small_base, extra_capabilities=["+SYS_ADMIN"], seccomp=False)
+    try:
+        assert session.exec("hostname first").exit_code == 0
+        saved = session.snapshot().id
+        session.exec("hostname second")
+        session.restore(saved)
+        assert session.exec("hostname").stdout == b"first\n"
+    finally:
+        session.remove()
+
+
+def test_sockets_are_asked_for_where_there_are_any(quick: bool, eager: Engine) -> None:
+    """Without sockets the tables are not looked at; with one that listens and one that is connected they are."""
+    session = eager.new()
+    try:
+        session.exec(SERVER)
+        session.exec("until exec 9<>/dev/tcp/127.0.0.1/8000; do sleep 0.1; done 2>/dev/null", timeout=30)
+        saved = session.snapshot().id
+        session.exec("exec 9>&-; kill %1")
+        session.restore(saved)
+        said = session.exec("printf hello >&9; exec 9>&-; wait; cat /said", timeout=30)
+        assert said.stdout == b"b'hello'\n", said.stderr
+    finally:
+        session.remove()
+
+
+def test_the_programs_that_criu_starts(quick: bool, eager: Engine, small_base: BaseRecord) -> None:
+    """CRIU saves a tmpfs with tar."""
     session = eager.new(base=small_base, extra_capabilities=["+SYS_ADMIN"], seccomp=False)
     try:
         made = session.exec(
@@ -79,13 +134,25 @@ def test_the_programs_that_criu_starts_get_none_of_it(quick: bool, eager: Engine
         session.remove()
 
 
-def test_a_criu_that_does_not_start_with_them_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found out by starting it, once."""
-    criu = tools.current_criu()
-    good = tools.quick_environment()
-    assert good
-    bad = good | {"LD_PRELOAD": f"{good['LD_PRELOAD']} {tmp_path}/absent.so"}
+def test_a_host_where_it_is_not_built_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = tools.current_criu()
     monkeypatch.setattr(tools, "prefix", lambda: tmp_path)
-    assert not tools._starts_quickly(criu, ("a", "b"), bad)
-    assert not tools._starts_quickly(criu, ("a", "b"), good), "what was found out is not tried again"
-    assert tools._starts_quickly(criu, ("a", "c"), good), "but for other libraries it is"
+    tools.remember_criu(plain)
+    assert tools.quick_criu() is None
+    assert tools.engine_criu() == plain
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "prefix", lambda: tmp_path)
+    archive = tmp_path / "criu_4.2.1.orig.tar.gz"
+    (tmp_path / "criu").mkdir()
+    (tmp_path / "criu" / "Makefile").write_text("all:\n")
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(tmp_path / "criu", "criu-4.2.1")
+    monkeypatch.setattr(build_criu, "fetch_source", lambda *_: archive)
+    with pytest.raises(KernelError, match="does not fit"):
+        build_criu.build_criu(tmp_path, lambda _: None)
+    assert not list(tmp_path.glob(".staging*")) and not (tmp_path / "bin").exists()
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(HostUnsupported, match="without gcc"):
+        build_criu.build_criu(tmp_path, lambda _: None)

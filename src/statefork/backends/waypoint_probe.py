@@ -20,7 +20,7 @@ _ASKING = "cat /tmp/probe; echo $probe; kill -0 $! && echo runs; stty -F /dev/tt
 
 def probe() -> Capabilities:
     try:
-        used = [tools.criu_argv()[-1], str(tools.launch_path()), str(tools.init_path())]
+        used = [tools.engine_criu().argv[-1], str(tools.launch_path()), str(tools.init_path())]
         return remembered("waypoint", used, _try)
     except HostUnsupported as error:
         raise HostUnsupported(error.message, **{"fix": "waypoint doctor", **error.details}) from error

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from waypoint.errors import HostUnsupported
+from waypoint.errors import HostUnsupported, KernelError
 from waypoint.kernel import tools
 
 __all__ = ["setup"]
@@ -33,11 +33,12 @@ def setup(system_packages: bool, all_packages: bool, as_json: bool) -> None:
     The host's packages are not touched unless --system-packages or --all-packages is given.
     """
     packages = [_packages(everything=all_packages)] if system_packages or all_packages else []
-    done = [*packages, _criu(), *(_program(program) for program in tools.PROGRAMS)]
+    done = [*packages, _criu(), *(_program(program) for program in tools.PROGRAMS), _quick()]
     if as_json:
         document = {
             "prefix": str(tools.prefix()),
             "criu": {"version": tools.criu_version(), "argv": tools.criu_argv()},
+            "own_criu": list(tools.engine_criu().argv) if tools.quick_criu() is not None else None,
             "programs": {program.name: str(tools.program_path(program)) for program in tools.PROGRAMS},
             "done": [asdict(one) for one in done],
             "changed": any(one.changed for one in done),
@@ -80,6 +81,25 @@ def _criu() -> _Done:
             tools.remember_criu(ready)
         changed = True
     return _Done("criu", _shown(ready), changed)
+
+
+def _quick() -> _Done:
+    """The engine's own CRIU. One that cannot be built costs time and nothing else."""
+    ready = tools.quick_criu()
+    if ready is not None:
+        return _Done("own criu", _shown(ready), changed=False)
+    from waypoint.kernel.build_criu import build_criu
+    from waypoint.kernel.fetch import locked_prefix
+
+    try:
+        with locked_prefix() as where:
+            ready = tools.quick_criu()  # another setup may have been faster
+            if ready is None:
+                ready = build_criu(where, _progress)
+    except (HostUnsupported, KernelError) as error:
+        _progress(f"no CRIU of our own, the plain one is used, which is slower: {error.message}")
+        return _Done("own criu", "could not be built", changed=False)
+    return _Done("own criu", _shown(ready), changed=True)
 
 
 def _shown(criu: tools.Criu) -> str:

@@ -40,6 +40,10 @@ _GHOST_LIMIT = 0xFFFF_FFFF
 """Deleted files that are still open are saved whole: CRIU's own default refuses those over 1 MiB."""
 _LOG_LEVEL = 2
 _NO_SPACE = 256 << 10
+_OWN_USERS = "waypoint[userns]"
+_NO_SOCKETS = "waypoint[unix]"
+"""What our own CRIU need not find out (kernel/quick): that the session's user namespace can be entered, and that no process
+but init has a socket. Another CRIU takes them for the names of things outside, and meets none."""
 LINK_PREFIX = "link_remap."
 """CRIU's names, in the session, for open files whose own name is gone while another is left; it removes them after the dump."""
 
@@ -65,8 +69,8 @@ class Dumper:
         self._images = Path()
         kernel = cached_kernel_options()
         options = [*kernel, "--enter", str(init_pid), "--network", "own" if own_network else "host"]
-        argv = launch_argv("criu", options, (), tools.criu_argv())
-        self._worker = Worker(argv, hold=hold, environment=_environment(kernel, written))
+        argv = launch_argv("criu", options, (), list(tools.engine_criu().argv))
+        self._worker = Worker(argv, hold=hold, environment=_environment(written))
 
     def __enter__(self) -> Dumper:
         return self
@@ -96,6 +100,7 @@ class Dumper:
         options = _options(images, "dump.log", self._own_network)
         options.pid = self._pid
         options.leave_running = leave_running
+        options.external.append(_OWN_USERS)
         self._worker.begin(rpc.DUMP, options)
 
     def dump(
@@ -122,6 +127,8 @@ class Dumper:
 
         def frozen(_: int) -> Callable[[], None]:
             connected = when_frozen()
+            if not connected:
+                self._worker.tell(_NO_SOCKETS)
             if own_network and connected and netlock.has_connections(pid):
                 held.callback(netlock.lock_network(pid))
             return while_frozen
@@ -180,7 +187,7 @@ class Waiting:
 def start_restorer(hold: Sequence[int]) -> Waiting:
     """`hold`: see Worker."""
     kernel = cached_kernel_options()
-    worker = Worker(launch_argv("criu", kernel, (), tools.criu_argv()), hold=hold, environment=_environment(kernel))
+    worker = Worker(launch_argv("criu", kernel, (), list(tools.engine_criu().argv)), hold=hold, environment={})
     try:
         return Waiting(worker, Stager())
     except BaseException:
@@ -192,16 +199,13 @@ def _restorer(overlay: Overlay, cgroups: Sequence[Path], hold: Sequence[int], me
     """One that is started now, with its root mounted."""
     kernel = cached_kernel_options()
     options = [*kernel, *overlay.options(), *(["--merge"] if merge else [])]
-    argv = launch_argv("criu", options, cgroups, tools.criu_argv())
-    return Worker(argv, hold=hold, environment=_environment(kernel))
+    argv = launch_argv("criu", options, cgroups, list(tools.engine_criu().argv))
+    return Worker(argv, hold=hold, environment={})
 
 
-def _environment(kernel: Sequence[str], written: bool = False) -> dict[str, str]:
-    """What is loaded into CRIU. One that has to find out first what this kernel can do uses all of its own libraries."""
-    environment = tools.quick_environment() if kernel else {}
-    if written:
-        environment["LD_PRELOAD"] = " ".join([*environment.get("LD_PRELOAD", "").split(), str(tools.written_path())])
-    return environment
+def _environment(written: bool) -> dict[str, str]:
+    """With which CRIU saves only memory that was written: our own has it in it, into another it is loaded."""
+    return {"WAYPOINT_WRITTEN": "1", "LD_PRELOAD": str(tools.written_path())} if written else {}
 
 
 def restore(
@@ -301,8 +305,8 @@ def _held(worker: Worker, init: Process, guarded: bool) -> Iterator[None]:
 
 def end_half_restored(known: Sequence[Process] = ()) -> int:
     """CRIU ends what it began, unless it was killed itself; how many were left."""
-    program = str(Path(tools.criu_argv()[0]).resolve())
-    left = [*known, *processes.half_restored(program, ID_BASE)]
+    programs = {str(Path(one.argv[0]).resolve()) for one in tools.known_criu()}
+    left = [*known, *(process for program in programs for process in processes.half_restored(program, ID_BASE))]
     for process in left:
         processes.kill(process)
     for process in left:
@@ -382,12 +386,12 @@ def _free(path: Path) -> int:
 
 def cached_kernel_options() -> list[str]:
     """CRIU's memory of this kernel, made once per boot: without it each start probes the kernel for 60 ms."""
-    version = tools.criu_version()
-    path = tools.prefix() / "kdat" / f"{processes.boot_id()}-{version}"
+    criu = tools.engine_criu()
+    path = tools.prefix() / "kdat" / f"{processes.boot_id()}-{criu.version}-{Path(criu.argv[-1]).name}"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
-        quoted = " ".join(f"'{word}'" for word in tools.criu_argv())
+        quoted = " ".join(f"'{word}'" for word in criu.argv)
         script = f"{quoted} check >/dev/null 2>&1; cat /run/criu.kdat"
         with open(fresh, "wb") as out:
             subprocess.run(

@@ -46,6 +46,7 @@ class Worker:
         """`environment`: beside the path. Nothing of the caller's: CRIU takes options from it."""
         self._asked = self._answered = False
         self._abandoned = False
+        self._facts: list[str] = []
         self._launcher = argv[0]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -136,6 +137,10 @@ class Worker:
         self._asked = True
         self._send(rpc.criu_req(type=kind, opts=options))
 
+    def tell(self, fact: str) -> None:
+        """In the hook of `query-ext-files`: goes with the answer, and spares CRIU a question if it is one of ours."""
+        self._facts.append(fact)
+
     def answer(self, hooks: Mapping[str, Hook]) -> rpc.criu_resp:
         answer = self.answer_until("", hooks)
         assert answer is not None
@@ -174,7 +179,9 @@ class Worker:
                 failed = error
                 if self._abandoned:
                     raise
-            self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=failed is None))
+            told, self._facts = self._facts, []
+            facts = rpc.criu_opts(images_dir_fd=-1, external=told) if told else None
+            self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=failed is None, opts=facts))
             if meanwhile is not None:
                 try:
                     meanwhile()

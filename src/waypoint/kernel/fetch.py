@@ -23,7 +23,7 @@ from waypoint.errors import HostUnsupported, KernelError
 from waypoint.kernel import tools
 from waypoint.kernel.programs import Finished, run_program
 
-__all__ = ["Progress", "fetch_criu", "fetch_deb", "locked_prefix", "mirrors"]
+__all__ = ["Progress", "fetch_criu", "fetch_deb", "fetch_source", "locked_prefix", "mirrors"]
 
 Progress = Callable[[str], None]
 
@@ -133,6 +133,42 @@ def fetch_deb(
         f"{package} could not be fetched:\n" + "\n".join(refusals),
         fix="check the network and the proxy settings of apt, and try again",
     )
+
+
+def fetch_source(staging: Path, package: str, version: str, progress: Progress) -> Path:
+    """The archive that the authors of `package` released as `version`, without what Debian adds to it."""
+    keys = _host_keyring(staging, progress)
+    refusals = []
+    for number, (suites, mirror) in enumerate((suites, mirror) for suites in SUITES for mirror in mirrors()):
+        progress(f"fetching the source of {package} {version} from Debian {suites[0]} ({mirror})")
+        root = staging / f"source-{number}"
+        try:
+            try:
+                return _download_source(root, mirror, suites, keys, package, version)
+            except KernelError as error:
+                if not _lacks_key(error.message):
+                    raise
+            keys = _newer_keyring(root, mirror, keys, progress)
+            return _download_source(root, mirror, suites, keys, package, version)
+        except KernelError as error:
+            refusals.append(f"- Debian {suites[0]} at {mirror}: {error.message}")
+    raise HostUnsupported(
+        f"the source of {package} {version} could not be fetched:\n" + "\n".join(refusals),
+        fix=f"check the network and the proxy settings of apt, then run `{tools.SETUP}` again",
+    )
+
+
+def _download_source(
+    root: Path, mirror: str, suites: tuple[str, ...], keyring: Path, package: str, version: str
+) -> Path:
+    apt = _indexed(root, mirror, suites[:1], keyring, kind="deb-src", target="Sources")
+    what = f"downloading the source of {package}"
+    _must(apt.get("source", "--tar-only", "--download-only", package, timeout=_DOWNLOAD_TIMEOUT_S), what)
+    found = sorted(root.glob(f"{package}_{version}.orig.tar.*"))
+    if not found:
+        there = ", ".join(path.name for path in root.glob(f"{package}_*.tar.*"))
+        raise KernelError(f"Debian {suites[0]} has another version than {version}: {there or 'nothing'}")
+    return found[0]
 
 
 def _download_one(
@@ -248,8 +284,10 @@ def _download(root: Path, mirror: str, suites: tuple[str, ...], keyring: Path, p
     return sorted((root / "cache/archives").glob("*.deb"))
 
 
-def _indexed(root: Path, mirror: str, suites: tuple[str, ...], keyring: Path) -> _PrivateApt:
-    lines = [f"deb [target=Packages signed-by={keyring}] {mirror} {suite} main\n" for suite in suites]
+def _indexed(
+    root: Path, mirror: str, suites: tuple[str, ...], keyring: Path, *, kind: str = "deb", target: str = "Packages"
+) -> _PrivateApt:
+    lines = [f"{kind} [target={target} signed-by={keyring}] {mirror} {suite} main\n" for suite in suites]
     apt = _PrivateApt(root, "".join(lines))
     apt.prepare()
     _must(apt.get(*_STRICT_UPDATE, timeout=_UPDATE_TIMEOUT_S), f"reading the index of Debian {suites[0]}")

@@ -13,6 +13,7 @@ import socket
 import struct
 import subprocess
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -118,9 +119,16 @@ done
 """
 
 
-def _criu_dump_and_restore(where: Path) -> str:
+def _own_criu() -> list[str]:
+    found = tools.quick_criu()
+    if found is None:
+        raise KernelError("it is not built; the plain CRIU is used, which takes longer", fix=f"{tools.SETUP} --system-packages")
+    return list(found.argv)
+
+
+def _criu_dump_and_restore(which: Callable[[], list[str]], where: Path) -> str:
     """Dump a small process for real, kill it, bring it back, and ask it what it remembers."""
-    tools.criu_argv()  # first of all, whether there is one
+    criu = which()  # first of all, whether there is one
     _private_run()
     os.chdir(where)
     os.mkfifo("asked")
@@ -130,10 +138,10 @@ def _criu_dump_and_restore(where: Path) -> str:
     counter = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, start_new_session=True)
     _ask("before", "1")
     began = time.monotonic()
-    _criu("dump", "--tree", str(counter.pid))
+    _criu(criu, "dump", "--tree", str(counter.pid))
     dumped = time.monotonic()
     counter.wait()
-    _criu("restore", "--restore-detached")
+    _criu(criu, "restore", "--restore-detached")
     restored = time.monotonic()
     _ask("after", "2")
     return f"dump {(dumped - began) * 1000:.0f} ms, restore {(restored - dumped) * 1000:.0f} ms; memory came back"
@@ -153,8 +161,8 @@ def _ask(name: str, expected: str) -> None:
         raise KernelError(f"the process counted {answer} and not {expected}: its memory did not come back")
 
 
-def _criu(verb: str, *arguments: str) -> None:
-    argv = [*tools.criu_argv(), verb, "--images-dir", "images", "--log-file", f"{verb}.log", *arguments]
+def _criu(criu: list[str], verb: str, *arguments: str) -> None:
+    argv = [*criu, verb, "--images-dir", "images", "--log-file", f"{verb}.log", *arguments]
     done = run_program(argv, timeout=30)
     if done.exit_code != 0:
         log = Path("images", f"{verb}.log")
@@ -239,7 +247,8 @@ PROBES = (
     *(Probe(f"namespace-{name}", partial(_namespace, name, flag), _PRIVILEGED) for name, flag in _NAMESPACES),
     *(Probe(f"program-{program.name}", partial(_program, program), tools.SETUP) for program in tools.PROGRAMS),
     Probe("criu-check", _criu_check, tools.SETUP, pid_namespace=True),
-    Probe("criu-dump-restore", _criu_dump_and_restore, tools.SETUP, pid_namespace=True),
+    Probe("criu-dump-restore", partial(_criu_dump_and_restore, tools.criu_argv), tools.SETUP, pid_namespace=True),
+    Probe("criu-own", partial(_criu_dump_and_restore, _own_criu), tools.SETUP, required=False, pid_namespace=True),
     Probe("seccomp", _seccomp, "use a kernel with CONFIG_SECCOMP_FILTER"),
     Probe("memfd", _memfd, "use a kernel with CONFIG_MEMFD_CREATE"),
     Probe("userfaultfd", _userfaultfd, "use a kernel with CONFIG_USERFAULTFD", required=False),

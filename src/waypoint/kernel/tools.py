@@ -21,6 +21,8 @@ __all__ = [
     "COMPILE_FLAGS",
     "OLDEST_CRIU",
     "PROGRAMS",
+    "QUICK",
+    "QUICK_VERSION",
     "Criu",
     "Program",
     "binary_path",
@@ -28,12 +30,14 @@ __all__ = [
     "criu_argv",
     "criu_version",
     "current_criu",
+    "engine_criu",
     "init_path",
+    "known_criu",
     "launch_path",
     "own_criu_argv",
     "prefix",
     "program_path",
-    "quick_environment",
+    "quick_criu",
     "remember_criu",
     "survey_path",
     "written_path",
@@ -46,12 +50,6 @@ OLDEST_CRIU = (4, 1)
 COMPILE_FLAGS = ("-static", "-O2", "-Wall", "-Wextra")
 _LIBRARY_FLAGS = ("-shared", "-fPIC", "-nostdlib", "-O2", "-Wall", "-Wextra")
 """It is loaded into CRIU, which brings its own C library."""
-
-
-def _stand_in(soname: str, symbols: str) -> tuple[str, ...]:
-    """Flags for a library that CRIU finds loaded when it asks for `soname`."""
-    return (*_LIBRARY_FLAGS, "-Wl,-z,noseparate-code", f"-Wl,-soname,{soname}", f"-Wl,--version-script,{symbols}")
-
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SYSTEM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -74,13 +72,13 @@ class Program:
 PROGRAMS = (
     Program("launch", _PACKAGE / "kernel" / "native" / "launch.c"),
     Program("init", _PACKAGE / "guest" / "native" / "init.c"),
-    Program("written.so", _PACKAGE / "kernel" / "preload" / "written.c", _LIBRARY_FLAGS),
+    Program("written.so", _PACKAGE / "kernel" / "quick" / "written.c", _LIBRARY_FLAGS),
     Program("survey", _PACKAGE / "kernel" / "walker" / "survey.c"),
-    Program("quick.so", _PACKAGE / "kernel" / "quick" / "quick.c", _stand_in("libbsd.so.0", "bsd.map")),
-    Program("gnutls.so", _PACKAGE / "kernel" / "quick" / "gnutls.c", _stand_in("libgnutls.so.30", "gnutls.map")),
-    Program("nftables.so", _PACKAGE / "kernel" / "quick" / "nftables.c", _stand_in("libnftables.so.1", "nftables.map")),
 )
-_QUICK = PROGRAMS[4:]
+
+QUICK = Program("criu", _PACKAGE / "kernel" / "quick" / "criu.patch", ("-static",))
+"""The engine's own CRIU: that of QUICK_VERSION with this patch (build_criu.py)."""
+QUICK_VERSION = "4.2.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,19 +162,22 @@ def check_criu(argv: Sequence[str]) -> Criu:
     return Criu(tuple(argv), version, _kernel(), _identity(Path(shown)))
 
 
-def remember_criu(criu: Criu) -> None:
+_STAMP, _QUICK_STAMP = "criu.json", "quick.json"
+
+
+def remember_criu(criu: Criu, stamp: str = _STAMP) -> None:
     """Write the stamp that `criu_argv` trusts."""
-    target = prefix() / "criu.json"
+    target = prefix() / stamp
     target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.with_name(f".criu.json.{os.getpid()}")
+    fresh = target.with_name(f".{stamp}.{os.getpid()}")
     fresh.write_text(json.dumps(asdict(criu)) + "\n")
     fresh.replace(target)
 
 
-def _read_stamp() -> Criu | None:
+def _read_stamp(stamp: str = _STAMP) -> Criu | None:
     """The stamp, or None when there is none, it is unreadable, or it speaks of another kernel or another binary."""
     try:
-        path = prefix() / "criu.json"
+        path = prefix() / stamp
         criu = _stamped(path, _identity(path))
         fresh = criu.kernel == _kernel() and criu.identity == _identity(Path(criu.argv[-1]))
     except (OSError, ValueError, KeyError, TypeError, IndexError):
@@ -184,44 +185,40 @@ def _read_stamp() -> Criu | None:
     return criu if fresh else None
 
 
-@lru_cache(1)
+@lru_cache(2)
 def _stamped(path: Path, _: tuple[int, int, int]) -> Criu:
     read = json.loads(path.read_bytes())
     return Criu(tuple(read["argv"]), read["version"], read["kernel"], tuple(read["identity"]))
 
 
-def quick_environment() -> dict[str, str]:
-    """The environment in which CRIU does the same in less time (quick/quick.c); nothing where this CRIU does not start in it.
-
-    WAYPOINT_QUICK=0 does without. What was found out about a CRIU is written down beside its stamp.
-    """
-    return {} if os.environ.get("WAYPOINT_QUICK") == "0" else dict(_quick_environment(prefix()))
+def engine_criu() -> Criu:
+    """The CRIU of Waypoint itself: its own, or the one of `current_criu` where that is not built, or with WAYPOINT_QUICK=0."""
+    return (None if os.environ.get("WAYPOINT_QUICK") == "0" else quick_criu()) or current_criu()
 
 
-@cache
-def _quick_environment(_: Path) -> dict[str, str]:
-    """For as long as this process lives."""
-    libraries = tuple(str(program_path(program)) for program in _QUICK)
-    environment = {"LD_PRELOAD": " ".join(libraries), "LD_BIND_NOW": "1"}
-    return environment if _starts_quickly(current_criu(), libraries, environment) else {}
+def known_criu() -> list[Criu]:
+    """Each that an engine may have started on this host."""
+    found = [quick_criu()]
+    with contextlib.suppress(HostUnsupported):
+        found.append(current_criu())
+    return [one for one in found if one is not None]
 
 
-def _starts_quickly(criu: Criu, libraries: tuple[str, ...], environment: dict[str, str]) -> bool:
-    tried = {"argv": list(criu.argv), "identity": list(criu.identity), "libraries": list(libraries)}
-    stamp = prefix() / "quick.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        read = json.loads(stamp.read_bytes())
-        if {name: read[name] for name in tried} == tried:
-            return read["starts"] is True
-    from waypoint.kernel.programs import run_program
-
-    ended = run_program([*criu.argv, "--version"], timeout=30, env=environment)
-    starts = ended.exit_code == 0 and ended.text == f"Version: {criu.version}" and not ended.stderr.strip()
-    with contextlib.suppress(OSError):  # a read-only prefix: found out again next time
-        fresh = stamp.with_name(f".quick.json.{os.getpid()}")
-        fresh.write_text(json.dumps(tried | {"starts": starts}) + "\n")
-        fresh.replace(stamp)
-    return starts
+def quick_criu() -> Criu | None:
+    """The engine's own CRIU, if it has been built from the patch that this package carries and works on this kernel."""
+    try:
+        binary = str(program_path(QUICK))
+    except HostUnsupported:
+        return None
+    stamped = _read_stamp(_QUICK_STAMP)
+    if stamped is None or stamped.argv != (binary,):
+        try:
+            stamped = check_criu((binary,))
+        except HostUnsupported:
+            return None
+        with contextlib.suppress(OSError):
+            remember_criu(stamped, _QUICK_STAMP)
+    return stamped
 
 
 def _candidates() -> list[tuple[str, ...]]:

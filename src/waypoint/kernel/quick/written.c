@@ -1,4 +1,5 @@
-/* Loaded into CRIU (LD_PRELOAD) when a snapshot saves only the memory that was written since an earlier one.
+/* In CRIU when a snapshot saves only the memory that was written since an earlier one: linked into our own CRIU, where WAYPOINT_WRITTEN
+ * in the environment turns it on, and loaded into any other (LD_PRELOAD).
  *
  * CRIU asks the kernel which pages of a process exist. Here "and were written to" is added to the question. The kernel counts a page
  * as written unless it was write-protected in the tracking way (userfaultfd, asynchronous) and not touched since: memory that nobody
@@ -10,6 +11,7 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -77,15 +79,20 @@ static long written_in(int fd, struct scan *asked)
 	return count;
 }
 
+int ioctl(int fd, unsigned long request, ...);
+
 int ioctl(int fd, unsigned long request, ...)
 {
+	static int on = -1;
 	va_list rest;
 	void *argument;
 
 	va_start(rest, request);
 	argument = va_arg(rest, void *);
 	va_end(rest);
-	if ((request & 0xffffffffUL) == SCAN && argument) {
+	if (on < 0)
+		on = getenv("WAYPOINT_WRITTEN") != NULL;
+	if (on && (request & 0xffffffffUL) == SCAN && argument) {
 		struct scan *asked = argument;
 
 		/* where guard regions are is another question: those are not pages */
