@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -106,6 +107,7 @@ def _pids_limit(_: Path) -> str:
 
 
 def _nat(_: Path) -> str:
+    logging.getLogger("waypoint.kernel.nat_host").setLevel(logging.ERROR)  # in this child: forwarding is off again at once
     probe_nat()
     return "a packet from behind the host got out, and its answer back"
 
