@@ -20,7 +20,6 @@ from waypoint.guest.connection import quiesce
 from waypoint.kernel import (
     cgroups,
     criu,
-    inspect,
     moved,
     obstacles,
     processes,
@@ -107,6 +106,8 @@ def take(
         # it keeps the locks: if we die, CRIU lets the tree go on; until it has, nobody else may touch it
         dumper = stack.enter_context(ready.dumper(init, own_network=own_network, written=delta.written))
         dumper.begin(staging, leave_running=not ends, unmounted=end_session)
+        if not ends:
+            sealing.prepare()
         said = ask_shell()
         if draft and said is None:
             raise NoDraft(f"session {session.id} is in the middle of a command")
@@ -116,12 +117,12 @@ def take(
 
         def when_frozen() -> bool:
             delta.look()
-            sealing.held = inspect.descriptors(init.pid)
+            sealing.inspect()
             sealing.io = pulse.io_counts(sealing.held)
-            sealing.seal(end_session=end_session, busy=said is None, stack=stack)
+            if ends or not sealing.still:
+                sealing.seal(end_session=end_session, busy=said is None, stack=stack)
             if ends:  # CRIU makes names of its own in the upper, which are passed over
                 sealing.look()
-            sealing.renamed = socket_names.present_names(init.pid)
             sealing.typed = typed.take_typed(init.pid)
             if sealing.typed:
                 stack.callback(typed.type_again, init.pid, sealing.typed)
@@ -130,6 +131,9 @@ def take(
             )  # init has but unix ones
 
         def while_frozen() -> None:
+            if not sealing.sealed:
+                sealing.seal(end_session=end_session, busy=said is None, stack=stack)
+            sealing.renamed = socket_names.present_names(init.pid)
             sealing.manifest = describe_session(
                 init.pid, session.spec.idmap, told(said), filtered=session.spec.seccomp, held=sealing.held
             )
@@ -194,6 +198,7 @@ def take(
             _undo(store, sealing, staging)
         raise
     stack.close()
+    sealing.discard_unused()
     assert sealing.record is not None
     record = sealing.record
     if ends:
@@ -231,9 +236,12 @@ def take_files(
     sealing = Sealing(store, session, snapshot, full=False)
     init = Process(session.init_pid, session.init_start)
     group = cgroups.freezer_group(store.tag, str(session.upper))
-    stopped = time.perf_counter()
     try:
+        if not end_session:
+            sealing.prepare()
+        stopped = time.perf_counter()
         with contextlib.ExitStack() as stack, cgroups.frozen(group):
+            sealing.inspect()
             sealing.manifest = describe_session(init.pid, session.spec.idmap, shell)
             sealing.manifest.pop("mapped")
             sealing.seal(end_session=end_session, busy=shell is None, stack=stack)
@@ -262,6 +270,7 @@ def take_files(
         store.db.complete_ending(session.id)
         sealing.forget_index()
         trees.discard_tree(sealing.work)
+    sealing.discard_unused()
     faults.point("files-committed")
     return Taken(sealing.surveyed(record), None if end_session else init)
 

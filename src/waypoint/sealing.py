@@ -14,7 +14,7 @@ from typing import Any
 
 from waypoint.errors import NotFound, WaypointError
 from waypoint.guest.layer import PRIVATE
-from waypoint.kernel import aliases, inspect, netlock, processes, trees, usage
+from waypoint.kernel import aliases, inspect, netlock, trees, usage
 from waypoint.kernel.survey import Survey
 from waypoint.model import SessionRecord, SnapshotRecord
 from waypoint.store.store import Store
@@ -52,6 +52,14 @@ class Sealing:
     record: SnapshotRecord | None = None
     renamed: dict[str, str] = field(default_factory=dict)
     typed: bytes = b""
+    parent: SnapshotRecord | None = None
+    shared: bool = True
+    """A process can change a file without a trace in its times."""
+    still: bool = False
+    """CRIU changes no files while it dumps: they can be copied beside it."""
+    sealed: bool = False
+    unused: int | None = None
+    """A layer that was made before it was known that no file has changed."""
     held: dict[int, dict[str, int]] = field(default_factory=dict)
     io: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -63,27 +71,42 @@ class Sealing:
     def work(self) -> Path:
         return self.store.paths.work(self.session.upper or 0)
 
+    def prepare(self) -> None:
+        """What can be done while the session still runs, for one that does not end here."""
+        self.parent = parent_of(self.store, self.session)
+        self.new_layer = self.store.new_layer("sealed")
+
+    def inspect(self) -> None:
+        """Of a session that stands still, before anybody works on it: what its processes hold."""
+        nameless: list[int] = []
+        self.held = inspect.descriptors(self.session.init_pid, nameless)
+        self.shared, unnamed = inspect.held_files(self.held)
+        # for a mount inside CRIU makes a directory, for a file without a name another one; and both change times
+        self.still = not (nameless or unnamed or "SYS_ADMIN" in self.session.spec.capabilities)
+
     def seal(self, *, end_session: bool, busy: bool, stack: contextlib.ExitStack) -> None:
         """Runs while the session is frozen; `stack` is closed when the snapshot's row names its layers."""
         session, store = self.session, self.store
         assert session.upper is not None
+        self.sealed = True
         if self.rehome or end_session:
             self.hidden = aliases.Hidden(self.work / "index")
             self.layers = (session.upper, *session.layers)
             return
-        parent = parent_of(store, session)
-        if not busy and not inspect.has_shared_mappings(self.held or processes.namespace_pids(session.init_pid)):
+        layer = self.new_layer
+        assert layer is not None
+        if not busy and not self.shared:
             self.print = f"{session.upper}:{trees.fingerprint(self.upper, skip=PRIVATE)}"
-            if parent is not None and parent.manifest.get("upper_print") == self.print:
+            if self.parent is not None and self.parent.manifest.get("upper_print") == self.print:
                 with contextlib.suppress(NotFound):
-                    self.layers = stack.enter_context(store.holding(parent)).layers
+                    self.layers = stack.enter_context(store.holding(self.parent)).layers
+                    self.unused, self.new_layer = layer, None
                     return
-        self.new_layer = store.new_layer("sealed")
-        sealed = store.paths.upper(self.new_layer)
+        sealed = store.paths.upper(layer)
         trees.copy_tree(self.upper, sealed)
         self.hidden = aliases.Hidden(self.work / "index")
         self.files_bytes = trees.allocated_bytes(sealed)
-        self.layers = (self.new_layer, *session.layers)
+        self.layers = (layer, *session.layers)
 
     def look(self) -> None:
         """Begin, or begin again, to find out what the upper holds."""
@@ -129,8 +152,15 @@ class Sealing:
             survey.cancel()
 
     def discard_layer(self) -> None:
-        if self.new_layer is not None:
-            self.store.discard_layers([self.new_layer])
+        layers = [layer for layer in (self.new_layer, self.unused) if layer is not None]
+        self.new_layer = self.unused = None
+        if layers:
+            self.store.discard_layers(layers)
+
+    def discard_unused(self) -> None:
+        if self.unused is not None:
+            self.store.forget_layer(self.unused)
+            self.unused = None
 
 
 def is_big(session: SessionRecord, upper: Path, *, draft: bool) -> bool:

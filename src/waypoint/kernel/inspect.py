@@ -11,7 +11,9 @@ from typing import Any
 from waypoint.kernel.processes import namespace_pids
 from waypoint.kernel.sockets import LISTENING, inet_sockets
 
-__all__ = ["describe", "descriptors", "listening_ports", "mapped_files"]
+__all__ = ["describe", "descriptors", "held_files", "listening_ports", "mapped_files"]
+
+_NAMELESS = " (deleted)"
 
 
 def describe(init_pid: int, idmap: int, held: dict[int, dict[str, int]] | None = None) -> dict[str, Any]:
@@ -69,19 +71,19 @@ def _process(pid: int, idmap: int, held: dict[str, int] | None) -> dict[str, Any
     }
 
 
-def descriptors(init_pid: int) -> dict[int, dict[str, int]]:
-    """How many descriptors of each kind each process has, by its pid on the host.
+def descriptors(init_pid: int, nameless: list[int] | None = None) -> dict[int, dict[str, int]]:
+    """How many descriptors of each kind each process has, by its pid on the host; whose file has lost its name is added to `nameless`.
 
     CRIU opens some of its own inside the processes that it dumps: this is asked before it does.
     """
     found = {}
     for pid in namespace_pids(init_pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            found[pid] = _descriptors(pid)
+            found[pid] = _descriptors(pid, nameless)
     return found
 
 
-def _descriptors(pid: int) -> dict[str, int]:
+def _descriptors(pid: int, nameless: list[int] | None = None) -> dict[str, int]:
     """How many descriptors of each kind: `socket`, `pipe`, `anon_inode:[eventfd]`, `file`."""
     kinds: Counter[str] = Counter()
     base = f"/proc/{pid}/fd"
@@ -89,6 +91,8 @@ def _descriptors(pid: int) -> dict[str, int]:
         with contextlib.suppress(FileNotFoundError):
             target = os.readlink(f"{base}/{name}")
             kinds["file" if target.startswith("/") else target.split(":[")[0]] += 1
+            if nameless is not None and target.endswith(_NAMELESS):
+                nameless.append(pid)
     return dict(kinds)
 
 
@@ -109,16 +113,19 @@ def mapped_files(pid: int) -> dict[str, list[int]]:
     return found
 
 
-def has_shared_mappings(pids: Iterable[int]) -> bool:
-    """One of these processes has a file mapped shared and writable: its file can change without its times changing."""
+def held_files(pids: Iterable[int]) -> tuple[bool, bool]:
+    """Of what these processes hold: whether a file is mapped shared and writable, which can change without its times
+    changing; and whether one has lost its name, for which CRIU may make another while it dumps."""
+    shared = nameless = False
     for pid in pids:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             with open(f"/proc/{pid}/maps", errors="surrogateescape") as lines:
                 text = lines.read()
+            nameless = nameless or f"{_NAMELESS}\n" in text
             for kind in (" rw-s ", " rwxs "):
                 if kind in text and any(kind in line and " /" in line for line in text.splitlines()):
-                    return True
-    return False
+                    shared = True
+    return shared, nameless
 
 
 def listening_ports(init_pid: int) -> list[str]:

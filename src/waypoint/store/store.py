@@ -127,6 +127,11 @@ class Store:
         self.paths.layer(layer).mkdir()
         return layer
 
+    def forget_layer(self, layer: int) -> None:
+        """One that was made and is empty: nobody else can know of it."""
+        self.paths.layer(layer).rmdir()
+        self.forget_numbers({layer})
+
     def new_uppers(self, n: int) -> list[int]:
         """Numbers for `make_upper`."""
         return self.db.new_layers("upper", n)
