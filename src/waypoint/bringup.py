@@ -32,6 +32,7 @@ from waypoint.verify import checker
 __all__ = [
     "Live",
     "Restoring",
+    "file_state",
     "go_on",
     "handshake",
     "incarnation",
@@ -338,24 +339,28 @@ def retire(store: Store, live: Live, *, wait: bool = False) -> None:
     cgroups.remove_groups(groups)
 
 
+def file_state(base: BaseRecord, path: str) -> list[int] | None:
+    """Size and time of a file of a base that is used where it lies."""
+    root = "" if base.kind == "host" else base.layers[0]
+    try:
+        st = os.lstat(f"{root}{path}")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return [st.st_size, st.st_mtime_ns]
+
+
 def check_base(base: BaseRecord, snapshot: SnapshotRecord) -> None:
     """A program under a restored process must be the file that it was: the host's own root may have been upgraded."""
-    if base.kind != "host" or not snapshot.full:
+    if base.kind not in ("host", "rootfs") or not snapshot.full:
         return
-    changed = []
-    for path, (size, mtime_ns) in snapshot.manifest.get("base_files", {}).items():
-        try:
-            st = os.lstat(path)
-        except FileNotFoundError:
-            changed.append(path)
-            continue
-        if (st.st_size, st.st_mtime_ns) != (size, mtime_ns):
-            changed.append(path)
+    base_files = snapshot.manifest.get("base_files", {})
+    changed = [path for path, state in base_files.items() if file_state(base, path) != state]
     if changed:
         shown = ", ".join(sorted(changed)[:5])
+        where = "on the host" if base.kind == "host" else f"in {base.source}"
         raise BaseChanged(
-            f"snapshot {snapshot.id}: {len(changed)} programs or libraries that its processes run have changed on the host since "
-            f"({shown}); they cannot be restored over other code. Undo the upgrade, or use a rootfs or image as base for "
+            f"snapshot {snapshot.id}: {len(changed)} programs or libraries that its processes run have changed {where} since "
+            f"({shown}); they cannot be restored over other code. Undo the upgrade, or use an image as base for "
             "long-lived work (docs/bases.md)",
             files=sorted(changed),
         )

@@ -326,7 +326,9 @@ def _origin(store: Store, session: SessionRecord) -> str | None:
 def _base_files(
     store: Store, base: BaseRecord, session: SessionRecord, mapped: dict[str, list[int]]
 ) -> dict[str, list[int]]:
-    """Of the files that processes run, those that are the host's own and not the session's changed copies."""
+    """Of the files that processes run, those of a base that others may change, and not the session's changed copies."""
+    if base.kind == "rootfs":
+        return {path: st for path, st in mapped.items() if bringup.file_state(base, path) == st}
     if base.kind != "host":
         return {}
     own = [store.paths.upper(layer) for layer in (session.upper or 0, *session.layers)]

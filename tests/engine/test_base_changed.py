@@ -1,4 +1,4 @@
-"""Over the host's own root: a program that changed underneath is noticed before anything is restored over it."""
+"""Over a root that others can change, the host's own or a directory: a program that changed underneath is noticed before anything is restored over it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rootfs import bash_rootfs
+from waypoint.bases import base_from_rootfs
+from waypoint.engine import Engine
 from waypoint.errors import BaseChanged
 from waypoint.session import Session
 
@@ -42,3 +45,26 @@ def test_a_file_that_the_session_changed_itself_is_its_own(host_session: Session
     host_session.exec("kill %1; rm /usr/local/bin/mine")
     host_session.restore(taken.id)
     assert b"Running" in host_session.exec("jobs").stdout
+
+
+def test_a_changed_program_of_a_root_directory_is_refused(
+    tmp_path: Path, engine: Engine, sessions: list[Session]
+) -> None:
+    """Of the same size: the program that lies there now is another one all the same."""
+    root = tmp_path / "root"
+    bash_rootfs(root)
+    program = root / "usr/bin/mine"
+    shutil.copy2("/bin/sleep", program)
+    session = engine.new(base=base_from_rootfs(engine.store, root))
+    session.exec("mine 1000 & V=live")
+    taken = session.snapshot()
+    assert "/usr/bin/mine" in taken.manifest["base_files"]
+    session.restore(taken.id)
+    fresh = program.with_suffix(".new")
+    fresh.write_bytes(program.read_bytes()[:-1] + b"?")
+    fresh.chmod(0o755)
+    fresh.replace(program)
+    with pytest.raises(BaseChanged) as caught:
+        session.restore(taken.id)
+    assert caught.value.details["files"] == ["/usr/bin/mine"]
+    assert session.exec("echo $V").stdout == b"live\n"
