@@ -8,12 +8,14 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
 #include <pty.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -28,6 +30,7 @@
 #define DIR "/.waypoint/run"
 #define MAX_CLIENTS 256
 #define MAX_COMMANDS 512
+#define MAX_PATH 4096
 #define KEEP_DONE 64
 #define GRACE_TICKS 30
 #define TICK_MS 100
@@ -52,7 +55,7 @@ struct command {
 	int left[2];			/* bytes of its own still in the pipes when it ended */
 	int grace;			/* ticks left in which an absent follower is waited for */
 	int ending;			/* ticks since F_END, 0 when not asked */
-	char cwd[4096];
+	char *cwd;			/* a copy of its own; a finished command keeps it */
 };
 
 struct client {
@@ -63,13 +66,13 @@ struct client {
 
 static struct command *commands[MAX_COMMANDS];
 static struct client clients[MAX_CLIENTS];
-static int n_commands;
+static int n_commands, n_clients;	/* n_clients: so many places have been used at once; the pages of the others are not touched */
 static uint32_t next_id = 1, current, last;	/* current: the exec in the shell, 0 when idle; last: the last that anybody asked for */
 static int master, slave, bell, ctl, listener;
 static pid_t shell_pid;
 static int shell_waiting, shell_missing, shell_starts;	/* waiting: it sits in its loop; starts: how often it was started */
 static struct user shell_user;
-static char *shell_path, *shell_dir, shell_cwd[4096];
+static char *shell_path, *shell_dir, shell_cwd[MAX_PATH];
 static struct spool screen = { .fd = -1 }, background = { .fd = -1 };
 static char ctl_text[8192];
 static size_t n_ctl;
@@ -169,6 +172,7 @@ static void forget(struct command *c)
 	if (c->in >= 0)
 		close(c->in);
 	free(c->pending);
+	free(c->cwd);
 	free(c);
 }
 
@@ -197,6 +201,16 @@ static struct command *new_command(int kind, int flags, int client)
 	return c;
 }
 
+static void set_cwd(struct command *c, const char *cwd)
+{
+	char *own = strndup(cwd, MAX_PATH - 1);
+
+	if (!own)
+		_exit(70);
+	free(c->cwd);
+	c->cwd = own;
+}
+
 static void finish(struct command *c, int status, int shell_died, const char *cwd)
 {
 	/* what the command itself wrote is in the pipes by now; what a job of its writes later goes to the background log */
@@ -207,8 +221,7 @@ static void finish(struct command *c, int status, int shell_died, const char *cw
 	}
 	c->status = status;
 	c->shell_died = shell_died;
-	if (cwd != c->cwd)
-		snprintf(c->cwd, sizeof(c->cwd), "%s", cwd);
+	set_cwd(c, cwd);
 	c->exited = 1;
 	c->ending = 0;
 	if (c->in >= 0)
@@ -226,8 +239,7 @@ static int follower(const struct command *c) { return c->client >= 0 || c->grace
 
 static void deliver(struct command *c)
 {
-	struct { int32_t status; uint8_t died; uint64_t lost[2]; char cwd[4096]; } __attribute__((packed)) end;
-	static char part[(64 << 10) + 8];
+	struct { int32_t status; uint8_t died; uint64_t lost[2]; char cwd[MAX_PATH]; } __attribute__((packed)) end;
 
 	for (int s = 0; s < 2; s++) {
 		if (c->sent[s] < c->out[s].start) {
@@ -235,10 +247,10 @@ static void deliver(struct command *c)
 			c->sent[s] = c->out[s].start;
 		}
 		while (c->client >= 0 && c->sent[s] < c->out[s].end && clients[c->client].n_out < (128 << 10)) {
-			size_t n = spool_get(&c->out[s], c->sent[s], part + 8, sizeof(part) - 8);
-			memcpy(part, &c->sent[s], 8);
+			size_t n = spool_get(&c->out[s], c->sent[s], scratch + 8, sizeof(scratch) - 8);
+			memcpy(scratch, &c->sent[s], 8);
 			c->sent[s] += n;
-			reply(c->client, s ? F_STDERR : F_STDOUT, c->id, part, n + 8);
+			reply(c->client, s ? F_STDERR : F_STDOUT, c->id, scratch, n + 8);
 		}
 	}
 	if (c->client < 0 || c->state != DONE || c->sent[0] < c->out[0].end || c->sent[1] < c->out[1].end)
@@ -301,6 +313,10 @@ static void pump_input(struct command *c)
 		c->n_pending -= n;
 		c->taken += n;
 	}
+	if (!c->n_pending) {
+		free(c->pending);
+		c->pending = NULL;
+	}
 	if (c->taken - c->told >= (64 << 10) && c->client >= 0)
 		tell_taken(c);
 	/* a FIFO closed before the shell has opened it would lose its content */
@@ -314,18 +330,10 @@ static void pump_output(struct command *c)
 {
 	for (int s = 0; s < 2; s++) {
 		struct spool *o = &c->out[s];
-		int late = c->exited && c->state == DONE;
 		if (o->fd < 0)
 			continue;
-		if (late) {
-			int got = spool_fill(o, RING);
-			if (got > 0) {	/* moved on to the log, so that the command's own output stays what it was */
-				static char moved[64 << 10];
-				uint64_t from = c->sent[s] > o->start ? c->sent[s] : o->start;
-				size_t n = spool_get(o, from, moved, sizeof(moved));
-				spool_put(&background, moved, n);
-				c->sent[s] = o->end;
-			} else if (got < 0) {
+		if (c->state == DONE) {		/* into the log, so that the command's own output stays what it was */
+			if (spool_fill(&background, o->fd, RING) < 0) {
 				close(o->fd);
 				o->fd = -1;
 			}
@@ -335,7 +343,7 @@ static void pump_output(struct command *c)
 		uint64_t before = o->end;
 		if (c->exited && room > (size_t)c->left[s])
 			room = c->left[s];
-		int got = spool_fill(o, room);
+		int got = spool_fill(o, o->fd, room);
 		if (c->exited)
 			c->left[s] = got < 0 ? 0 : c->left[s] - (int)(o->end - before);
 		if (got < 0 && room && (c->kind == RUN || c->exited)) {
@@ -347,8 +355,10 @@ static void pump_output(struct command *c)
 	}
 	if (c->exited && c->state == RUNNING && c->left[0] <= 0 && c->left[1] <= 0) {
 		c->state = DONE;
-		for (int s = 0; s < 2; s++)
+		for (int s = 0; s < 2; s++) {
 			shrink(c->out[s].fd);	/* a job of its has them open still */
+			spool_fit(&c->out[s]);
+		}
 	}
 }
 
@@ -381,7 +391,7 @@ static void loop(void)
 		fds[n++] = (struct pollfd){ listener, POLLIN, 0 };
 		fds[n++] = (struct pollfd){ ctl, POLLIN, 0 };
 		fds[n++] = (struct pollfd){ master, POLLIN | (n_keys ? POLLOUT : 0), 0 };
-		for (int i = 0; i < MAX_CLIENTS; i++)
+		for (int i = 0; i < n_clients; i++)
 			if (clients[i].fd >= 0)
 				fds[n++] = (struct pollfd){ clients[i].fd, (client_may_send(i) ? POLLIN : 0) | (clients[i].n_out ? POLLOUT : 0), 0 };
 		for (int k = 0; k < n_commands; k++) {
@@ -439,8 +449,8 @@ int main(int argc, char **argv)
 	sigprocmask(SIG_BLOCK, &block, NULL);
 	sigaction(SIGCHLD, &act, NULL);
 	signal(SIGPIPE, SIG_IGN);
-	for (int i = 0; i < MAX_CLIENTS; i++)
-		clients[i].fd = -1;
+	/* rings in the heap, not a mapping for each; and fixed, or each bigger buffer that is freed would raise it */
+	mallopt(M_MMAP_THRESHOLD, 2 * RING);
 	open_everything();
 	make_directories(shell_dir);
 	start_shell();

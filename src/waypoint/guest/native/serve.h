@@ -83,7 +83,7 @@ static void start_run(struct command *c, const char *text, size_t n)
 	c->in_closing = !(c->flags & EXEC_INPUT);
 	c->started = 1;
 	c->state = RUNNING;
-	snprintf(c->cwd, sizeof(c->cwd), "%s", *cwd ? cwd : u.home);
+	set_cwd(c, *cwd ? cwd : u.home);
 	uint8_t fresh = 0;
 	reply(c->client, F_STARTED, c->id, &fresh, 1);
 	return;
@@ -98,24 +98,29 @@ static unsigned requests;	/* frames that may have changed something: equal numbe
 
 static void state(int i)
 {
-	static char text[10240];
-	int n = snprintf(text, sizeof(text), "version=%d\nshell_pid=%d\nshell=%s\nuser=%s\nstate=%s\ncurrent=%u\nlast=%u\nnext=%u\nstarts=%d\nrequests=%u\ncwd=%s\n",
+	int n = snprintf(scratch, sizeof(scratch), "version=%d\nshell_pid=%d\nshell=%s\nuser=%s\nstate=%s\ncurrent=%u\nlast=%u\nnext=%u\nstarts=%d\nrequests=%u\ncwd=%s\n",
 			 WIRE_VERSION, shell_pid, shell_path, shell_user.name,
 			 current ? "busy" : shell_waiting ? "idle" : shell_at_prompt ? "prompt" : "starting",
 			 current, last, next_id, shell_starts, requests, shell_cwd);
-	reply(i, F_STATE, 0, text, n);
+	reply(i, F_STATE, 0, scratch, n);
 }
 
 static void quiesce(int i)
 {
 	char text[32];
-	for (int k = 0; k < n_commands; k++)
-		if (commands[k]->client >= 0 && commands[k]->state != QUEUED)
-			commands[k]->grace = GRACE_TICKS;
-	for (int k = 0; k < MAX_CLIENTS; k++)
+	for (int k = n_commands - 1; k >= 0; k--) {
+		struct command *c = commands[k];
+		if (c->client >= 0 && c->state != QUEUED)
+			c->grace = GRACE_TICKS;
+		else if (c->flags & EXEC_OURS && c->state == DONE && !c->grace && c->out[0].fd < 0 && c->out[1].fd < 0)
+			forget(c);	/* every snapshot asks the shell for all its variables: nobody wants the answer twice */
+	}
+	for (int k = 0; k < n_clients; k++)
 		if (k != i)
 			client_close(k);
 	terminals_left();
+	malloc_trim(0);		/* what was once used and is free now has no place in a snapshot */
+	madvise(scratch, sizeof(scratch), MADV_DONTNEED);
 	reply(i, F_READY, 0, text, snprintf(text, sizeof(text), "requests=%u\n", requests));
 	client_close(i);
 }
@@ -221,8 +226,11 @@ static void handle(int i, struct frame *f, const char *payload)
 		quiesce(i);
 		return;
 	case F_BACKGROUND: {
-		static char text[RING];
-		reply(i, F_LOG, 0, text, spool_get(&background, background.start, text, sizeof(text)));
+		char *text = malloc(RING);
+		if (!text)
+			_exit(70);
+		reply(i, F_LOG, 0, text, spool_get(&background, background.start, text, RING));
+		free(text);
 		return;
 	}
 	default:
@@ -233,8 +241,7 @@ static void handle(int i, struct frame *f, const char *payload)
 static void read_client(int i)
 {
 	struct client *c = &clients[i];
-	static char buffer[64 << 10];
-	ssize_t n = recv(c->fd, buffer, sizeof(buffer), MSG_DONTWAIT);
+	ssize_t n = recv(c->fd, scratch, sizeof(scratch), MSG_DONTWAIT);
 	size_t used = 0;
 	int terminal = c->terminal;
 
@@ -249,7 +256,7 @@ static void read_client(int i)
 	c->in = realloc(c->in, c->n_in + n);
 	if (!c->in)
 		_exit(70);
-	memcpy(c->in + c->n_in, buffer, n);
+	memcpy(c->in + c->n_in, scratch, n);
 	c->n_in += n;
 	while (c->fd >= 0 && c->n_in - used >= sizeof(struct frame)) {
 		struct frame f;
@@ -277,7 +284,7 @@ static void serve_clients(void)
 		struct ucred peer;
 		socklen_t n = sizeof(peer);
 		int i = 0;
-		while (i < MAX_CLIENTS && clients[i].fd >= 0)
+		while (i < n_clients && clients[i].fd >= 0)
 			i++;
 		/* a caller from outside has no pid in this namespace; anyone else is a process of the session */
 		if (i == MAX_CLIENTS || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) || peer.pid) {
@@ -285,8 +292,9 @@ static void serve_clients(void)
 			continue;
 		}
 		clients[i].fd = fd;
+		n_clients += i == n_clients;
 	}
-	for (int i = 0; i < MAX_CLIENTS; i++)
+	for (int i = 0; i < n_clients; i++)
 		if (clients[i].fd >= 0) {
 			client_flush(i);
 			if (clients[i].fd >= 0 && client_may_send(i))

@@ -265,15 +265,14 @@ static void end_command(struct command *c)
 
 static void read_terminal(void)
 {
-	static char buffer[64 << 10];
 	ssize_t n;
 
-	for (int i = 0; i < MAX_CLIENTS; i++)
+	for (int i = 0; i < n_clients; i++)
 		if (clients[i].fd >= 0 && clients[i].terminal && clients[i].n_out > (256 << 10))
 			return;		/* a slow terminal holds its programs back, as any terminal does */
-	while ((n = read(master, buffer, sizeof(buffer))) > 0) {
-		screen_put(buffer, n);
-		if (n < (ssize_t)sizeof(buffer))
+	while ((n = read(master, scratch, sizeof(scratch))) > 0) {
+		screen_put(scratch, n);
+		if (n < (ssize_t)sizeof(scratch))
 			break;
 	}
 	if (n_keys) {
@@ -282,6 +281,10 @@ static void read_terminal(void)
 			memmove(keys, keys + n, n_keys - n);
 			n_keys -= n;
 		}
+	}
+	if (!n_keys) {
+		free(keys);
+		keys = NULL;
 	}
 }
 

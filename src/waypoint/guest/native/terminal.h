@@ -53,7 +53,7 @@ static void watch_modes(const char *bytes, size_t n)
 
 static void screen_put(const char *bytes, size_t n)
 {
-	static char old[64 << 10];
+	char old[1024];		/* not in scratch: `bytes` are there */
 	size_t kept = screen.end - screen.start, leaving = kept + n > RING ? kept + n - RING : 0;
 
 	for (size_t got; leaving && (got = spool_get(&screen, screen.start, old, leaving < sizeof(old) ? leaving : sizeof(old)));) {
@@ -62,7 +62,7 @@ static void screen_put(const char *bytes, size_t n)
 		leaving -= got;
 	}
 	spool_put(&screen, bytes, n);
-	for (int i = 0; i < MAX_CLIENTS; i++)
+	for (int i = 0; i < n_clients; i++)
 		if (clients[i].fd >= 0 && clients[i].terminal)
 			reply(i, F_KEYS, 0, bytes, n);
 }
@@ -99,7 +99,6 @@ static void send_modes(int i)
 
 static void attach_terminal(int i, const char *payload, size_t n)
 {
-	static char part[32 << 10];
 	uint64_t at = UINT64_MAX;
 	struct winsize size;
 
@@ -111,8 +110,8 @@ static void attach_terminal(int i, const char *payload, size_t n)
 	reply(i, F_SCREEN, 0, &at, sizeof(at));
 	if (whole)
 		send_modes(i);
-	for (size_t got; (got = spool_get(&screen, at, part, sizeof(part))); at += got)
-		reply(i, F_KEYS, 0, part, got);
+	for (size_t got; (got = spool_get(&screen, at, scratch, sizeof(scratch))); at += got)
+		reply(i, F_KEYS, 0, scratch, got);
 	reply(i, F_SCREEN, 0, &at, sizeof(at));
 	if (i < 0 || clients[i].fd < 0)
 		return;		/* gone while we sent */
@@ -132,7 +131,7 @@ static int terminals(void)
 {
 	int n = 0;
 
-	for (int i = 0; i < MAX_CLIENTS; i++)
+	for (int i = 0; i < n_clients; i++)
 		n += clients[i].fd >= 0 && clients[i].terminal;
 	return n;
 }
@@ -146,7 +145,7 @@ static void terminals_left(void)
 /* The shell that people were in has ended of itself: they leave it, as they would any shell. */
 static void terminals_ended(void)
 {
-	for (int i = 0; i < MAX_CLIENTS; i++)
+	for (int i = 0; i < n_clients; i++)
 		if (clients[i].fd >= 0 && clients[i].terminal) {
 			clients[i].terminal = 0;
 			reply(i, F_ENDED, 0, NULL, 0);
