@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from statefork.bench.machine import merging, until_merged
 from statefork.bench.workloads import Workload, Wrong
 from statefork.factory import create_env_manager
 
@@ -101,3 +102,14 @@ def test_an_interrupted_run_writes_what_it_has(tmp_path: Path) -> None:
     assert document["interrupted"]
     assert {one["what"] for one in document["figures"] if one["backend"] == "waypoint"} >= {"snapshot", "restore", "fork"}
     assert "interrupted" in (tmp_path / "out/results.md").read_text()
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/ksm/run").exists(), reason="this kernel has no KSM")
+def test_the_hosts_ksm_is_as_it_was_afterwards() -> None:
+    settings = [Path("/sys/kernel/mm/ksm") / name for name in ("run", "pages_to_scan")]
+    before = [one.read_text() for one in settings]
+    with pytest.raises(KeyboardInterrupt), merging():
+        assert settings[0].read_text().strip() == "1"
+        until_merged(2.0)
+        raise KeyboardInterrupt
+    assert [one.read_text() for one in settings] == before

@@ -8,10 +8,11 @@ import os
 import platform
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Watch", "describe", "disk_used_bytes", "memory_used_bytes", "pss_bytes", "use_memory"]
+__all__ = ["Watch", "describe", "disk_used_bytes", "memory_used_bytes", "merging", "pss_bytes", "until_merged", "use_memory"]
 
 _POPULATE_WRITE = 23
 _TRIED_MIB = 256
@@ -76,6 +77,37 @@ def pss_bytes() -> int:
                 lines = (entry / "smaps_rollup").read_text().splitlines()
                 total += next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0) * 1024
     return total
+
+
+_KSM = Path("/sys/kernel/mm/ksm")
+_BRISK = {"pages_to_scan": "5000", "run": "1"}
+
+
+@contextlib.contextmanager
+def merging() -> Iterator[None]:
+    """The host's KSM is on meanwhile, and looks at enough pages to come to an end; afterwards it is as it was."""
+    before = {name: (_KSM / name).read_text() for name in _BRISK}
+    try:
+        for name, value in _BRISK.items():
+            (_KSM / name).write_text(value)
+        yield
+    finally:
+        for name, value in before.items():
+            (_KSM / name).write_text(value)
+
+
+def until_merged(most_seconds: float = 60.0) -> None:
+    """Wait until nothing more is merged: two whole looks at all pages find no more than the one before."""
+    until = time.monotonic() + most_seconds
+    shared = -1
+    while time.monotonic() < until:
+        looks = int((_KSM / "full_scans").read_text())
+        while int((_KSM / "full_scans").read_text()) < looks + 2 and time.monotonic() < until:
+            time.sleep(0.2)
+        now = int((_KSM / "pages_sharing").read_text())
+        if now <= shared * 1.01:
+            return
+        shared = now
 
 
 def disk_used_bytes(path: Path) -> int:

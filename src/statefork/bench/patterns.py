@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from statefork.bench.figures import Samples
-from statefork.bench.machine import memory_used_bytes, pss_bytes
+from statefork.bench.machine import memory_used_bytes, merging, pss_bytes, until_merged
 from statefork.bench.rounds import timed_ms
 from statefork.bench.subjects import Subject
 from statefork.bench.workloads import Workload, by_name
@@ -63,10 +63,16 @@ def fan_out(subjects: Sequence[Subject], samples: Samples, say: Progress, *, qui
         _each(name, subjects, samples, say, work)
     if not quick:
         _memory_of_forks(subjects, samples, say)
+        merged = [subject.merged for subject in subjects if subject.merged is not None]
+        if merged:
+            with merging():
+                _memory_of_forks(merged, samples, say, settle=until_merged)
 
 
-def _memory_of_forks(subjects: Sequence[Subject], samples: Samples, say: Progress) -> None:
-    """What ten forks of a warm interpreter cost, beside what one of it holds."""
+def _memory_of_forks(
+    subjects: Sequence[Subject], samples: Samples, say: Progress, settle: Callable[[], None] = lambda: None
+) -> None:
+    """What ten forks of a warm interpreter cost, beside what one of it holds, when they have been idle for a while."""
     (workload,) = by_name(("numpy and pandas",), quick=False)
     name = f"ten forks of {workload.name}"
 
@@ -78,12 +84,21 @@ def _memory_of_forks(subjects: Sequence[Subject], samples: Samples, say: Progres
             workload.prepare(env)
             workload.next_round(env, 10)
             samples.add(name, subject.name, "the original", max(pss_bytes() - before, 0) / 2**20, "MiB")
-            _fan(workload, name, subject, env, 10, samples)
+            settle()
+            _fan(workload, name, subject, env, 10, samples, settle)
 
     _each(name, subjects, samples, say, work)
 
 
-def _fan(workload: Workload, name: str, subject: Subject, env: Environment, n: int, samples: Samples) -> None:
+def _fan(
+    workload: Workload,
+    name: str,
+    subject: Subject,
+    env: Environment,
+    n: int,
+    samples: Samples,
+    settle: Callable[[], None] = lambda: None,
+) -> None:
     snapshot = env.snapshot()
     used, pss = memory_used_bytes(), pss_bytes()
     forks: list[Environment] = []
@@ -96,6 +111,7 @@ def _fan(workload: Workload, name: str, subject: Subject, env: Environment, n: i
     try:
         samples.add(name, subject.name, "fork", timed_ms(all_answer))
         time.sleep(0.5)
+        settle()
         samples.add(name, subject.name, "memory per fork", max(memory_used_bytes() - used, 0) / n / 2**20, "MiB")
         samples.add(name, subject.name, "PSS per fork", max(pss_bytes() - pss, 0) / n / 2**20, "MiB")
     finally:

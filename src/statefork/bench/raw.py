@@ -18,7 +18,7 @@ from pathlib import Path
 from statefork.errors import WaypointError
 from waypoint.kernel.criu import cached_kernel_options
 from waypoint.kernel.processes import namespace_pids
-from waypoint.kernel.tools import criu_argv
+from waypoint.kernel.tools import criu_argv, current_criu
 
 __all__ = ["RawTree"]
 
@@ -36,7 +36,7 @@ class RawTree:
         self._memory_mib = memory_mib
         self._pid = 0
         self._room = subprocess.Popen(
-            ["unshare", "--mount", "--propagation", "private", "sh", "-c", _ROOM, "sh", *cached_kernel_options()[1:]],
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", _ROOM, "sh", *cached_kernel_options(current_criu())[1:]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -33,12 +33,22 @@ class Subject:
     claims: frozenset[str]
     ahead: Subject | None = None
     """The same backend with what it can do while an agent thinks turned on, where it has that."""
+    merged: Subject | None = None
+    """The same backend with equal memory shared, where it has that."""
 
 
 def find_subjects(
-    home: Path, names: Sequence[str], packages: Sequence[str], on_progress: Callable[[str], None]
+    home: Path,
+    names: Sequence[str],
+    packages: Sequence[str],
+    on_progress: Callable[[str], None],
+    *,
+    ksm: bool = False,
 ) -> tuple[list[Subject], dict[str, str]]:
-    """Those that work, and why each of the others does not. All have one root, with these Debian packages."""
+    """Those that work, and why each of the others does not. All have one root, with these Debian packages.
+
+    `ksm`: the host's may be turned on to share equal memory.
+    """
     on_progress("making the root file system")
     archive = debian_archive(packages=packages)
     found: list[Subject] = []
@@ -52,10 +62,12 @@ def find_subjects(
             with make() as trial:
                 trial.exec_command("true")
             claims = frozenset(str(one) for one in capabilities.restores)
-            ahead = None
+            ahead = merged = None
             if name == "waypoint":
                 ahead = Subject(f"{name}, ahead", _maker(name, home / "ahead", archive, twins=2, drafts=True), claims)
-            found.append(Subject(name, make, claims, ahead))
+                if ksm:
+                    merged = Subject(f"{name}, merged", _maker(name, home / "merged", archive, merge=True), claims)
+            found.append(Subject(name, make, claims, ahead, merged))
         except WaypointError as error:
             missing[name] = error.message
     return found, missing

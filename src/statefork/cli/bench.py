@@ -32,6 +32,7 @@ _QUICK_SECONDS, _FULL_SECONDS = 100.0, 20 * 60.0
 @click.option("--page", type=click.Path(path_type=Path), help="Also write the tables between the marks of this page.")
 @click.option("--summary", type=click.Path(path_type=Path), help="Also write a short table between the marks of this page.")
 @click.option("--from", "measured", type=click.Path(path_type=Path, exists=True), help="Measure nothing: read a results.json.")
+@click.option("--ksm", is_flag=True, help="Turn the host's KSM on while forks with merged memory are measured, and off again.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def bench(
     quick: bool,
@@ -43,6 +44,7 @@ def bench(
     page: Path | None,
     summary: Path | None,
     measured: Path | None,
+    ksm: bool,
     as_json: bool,
 ) -> None:
     """Snapshot, restore and fork on every backend present, interleaved and repeated.
@@ -54,7 +56,7 @@ def bench(
     from statefork.bench import report
     from statefork.bench.figures import Figure
 
-    document = _measure(quick, names, workloads, rounds) if measured is None else json.loads(measured.read_text())
+    document = _measure(quick, names, workloads, rounds, ksm) if measured is None else json.loads(measured.read_text())
     figures = [Figure(**one) for one in document["figures"]]
     written = [] if measured else report.write_results(results, document, figures)
     whole = not document.get("interrupted")
@@ -76,7 +78,9 @@ def bench(
         raise SystemExit(1)
 
 
-def _measure(quick: bool, names: tuple[str, ...], workloads: tuple[str, ...], rounds: int | None) -> dict[str, Any]:
+def _measure(
+    quick: bool, names: tuple[str, ...], workloads: tuple[str, ...], rounds: int | None, ksm: bool
+) -> dict[str, Any]:
     from statefork.bench import machine, patterns
     from statefork.bench import workloads as work
     from statefork.bench.figures import Samples
@@ -93,9 +97,11 @@ def _measure(quick: bool, names: tuple[str, ...], workloads: tuple[str, ...], ro
     interrupted = False
 
     def run(home: Path) -> None:
-        subjects, absent = find_subjects(home, names or BACKENDS, work.packages_for(chosen), _progress)
+        subjects, absent = find_subjects(home, names or BACKENDS, work.packages_for(chosen), _progress, ksm=ksm)
         missing.update(absent)
         kinds = () if workloads else patterns.PATTERNS
+        if not ksm and not workloads and not quick and "waypoint" not in missing:
+            missing["waypoint, merged"] = "the host's KSM is left alone: `--ksm` turns it on while it is measured"
         until = time.monotonic() + (_QUICK_SECONDS if quick else _FULL_SECONDS)
         for done, workload in enumerate(chosen):
             raw = home if not workload.step.strip(":") else None

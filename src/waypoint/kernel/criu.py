@@ -384,9 +384,12 @@ def _free(path: Path) -> int:
     return disk.f_bavail * disk.f_frsize
 
 
-def cached_kernel_options() -> list[str]:
-    """CRIU's memory of this kernel, made once per boot: without it each start probes the kernel for 60 ms."""
-    criu = tools.engine_criu()
+def cached_kernel_options(criu: tools.Criu | None = None) -> list[str]:
+    """CRIU's memory of this kernel, made once per boot: without it each start probes the kernel for 60 ms.
+
+    `criu`: by default the engine's; each has one of its own.
+    """
+    criu = criu or tools.engine_criu()
     path = tools.prefix() / "kdat" / f"{processes.boot_id()}-{criu.version}-{Path(criu.argv[-1]).name}"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
