@@ -30,6 +30,7 @@ from waypoint.store.store import Store
 from waypoint.verify import checker
 
 __all__ = [
+    "CHANGEABLE",
     "Live",
     "Restoring",
     "file_state",
@@ -37,6 +38,7 @@ __all__ = [
     "handshake",
     "incarnation",
     "overlay_for",
+    "refuse_changed",
     "restore_processes",
     "restore_tree",
     "retire",
@@ -44,6 +46,8 @@ __all__ = [
 ]
 
 _INIT = "/.waypoint/init"
+CHANGEABLE = ("host", "rootfs")
+"""Kinds of bases that are used where they lie, so that others may change them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,15 +355,18 @@ def file_state(base: BaseRecord, path: str) -> list[int] | None:
 
 def check_base(base: BaseRecord, snapshot: SnapshotRecord) -> None:
     """A program under a restored process must be the file that it was: the host's own root may have been upgraded."""
-    if base.kind not in ("host", "rootfs") or not snapshot.full:
-        return
-    base_files = snapshot.manifest.get("base_files", {})
+    if base.kind in CHANGEABLE and snapshot.full:
+        refuse_changed(base, snapshot.id, snapshot.manifest.get("base_files", {}))
+
+
+def refuse_changed(base: BaseRecord, snapshot: str, base_files: Mapping[str, list[int]]) -> None:
+    """BaseChanged if one of these is another file than it was."""
     changed = [path for path, state in base_files.items() if file_state(base, path) != state]
     if changed:
         shown = ", ".join(sorted(changed)[:5])
         where = "on the host" if base.kind == "host" else f"in {base.source}"
         raise BaseChanged(
-            f"snapshot {snapshot.id}: {len(changed)} programs or libraries that its processes run have changed {where} since "
+            f"snapshot {snapshot}: {len(changed)} programs or libraries that its processes run have changed {where} since "
             f"({shown}); they cannot be restored over other code. Undo the upgrade, or use an image as base for "
             "long-lived work (docs/bases.md)",
             files=sorted(changed),

@@ -70,7 +70,7 @@ def take(
     snapshot: str,
     *,
     name: str | None,
-    ask_shell: Callable[[], ExecResult | None],
+    ask_shell: Callable[[Callable[[], None]], ExecResult | None],
     began: float,
     created: float,
     ready: Ready,
@@ -82,7 +82,7 @@ def take(
 ) -> Taken:
     """The caller holds the session's lock, `ready.lock`. On any failure before the commit the session runs on as it was.
 
-    `ask_shell`: what the shell says of itself, None if it is busy; CRIU gets ready meanwhile.
+    `ask_shell`: what the shell says of itself, None if it is busy; CRIU gets ready meanwhile, and so does what it is called with.
     `draft`: no row is made, so that all of it is garbage until the caller makes one; NoDraft where that is not to be done.
     """
     sealing = Sealing(store, session, snapshot)
@@ -106,9 +106,13 @@ def take(
         # it keeps the locks: if we die, CRIU lets the tree go on; until it has, nobody else may touch it
         dumper = stack.enter_context(ready.dumper(init, own_network=own_network, written=delta.written))
         dumper.begin(staging, leave_running=not ends, unmounted=end_session)
-        if not ends:
-            sealing.prepare()
-        said = ask_shell()
+
+        def prepare() -> None:
+            if not ends:
+                sealing.prepare()
+
+        said = ask_shell(prepare)
+        prepare()
         if draft and said is None:
             raise NoDraft(f"session {session.id} is in the middle of a command")
         requests = quiesce(init, session.id)
@@ -154,6 +158,7 @@ def take(
                     sealing.look()
                 _room_to_come_back(store, sealing)
                 if sealing.rehome:
+                    bringup.refuse_changed(base, snapshot, sealing.manifest["base_files"])
                     moved.hold(init.pid)
                 store.db.add_ending(made(), time.time_ns())
                 faults.point("snapshot-intended")
@@ -326,13 +331,19 @@ def _origin(store: Store, session: SessionRecord) -> str | None:
 def _base_files(
     store: Store, base: BaseRecord, session: SessionRecord, mapped: dict[str, list[int]]
 ) -> dict[str, list[int]]:
-    """Of the files that processes run, those of a base that others may change, and not the session's changed copies."""
-    if base.kind == "rootfs":
-        return {path: st for path, st in mapped.items() if bringup.file_state(base, path) == st}
-    if base.kind != "host":
+    """Of the files that processes run, those of a base that others may change, and not the session's changed copies.
+
+    One that has been replaced there already is among them as the processes have it: over the other one they cannot be restored.
+    """
+    if base.kind not in bringup.CHANGEABLE:
         return {}
     own = [store.paths.upper(layer) for layer in (session.upper or 0, *session.layers)]
-    return {path: st for path, st in mapped.items() if not any((root / path.lstrip("/")).exists() for root in own)}
+    found = {}
+    for path, st in mapped.items():
+        there = bringup.file_state(base, path)
+        if there == st or (there is not None and not any((root / path.lstrip("/")).exists() for root in own)):
+            found[path] = st
+    return found
 
 
 def _record(

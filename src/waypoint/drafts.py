@@ -184,6 +184,9 @@ class Drafts:
             return
         init = Process(session.init_pid, session.init_start)
         self._keep(session.id, _Standing(taken.record, taken, init, session.epoch, True, ExitStack()))
+        self._chores.later(self._settle_soon, _SETTLE, lazily=True)  # to start a thread takes its caller longer
+
+    def _settle_soon(self) -> None:
         with self._change:
             self._work()
 

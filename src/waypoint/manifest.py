@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -51,13 +52,15 @@ def told(result: ExecResult | None) -> dict[str, Any] | None:
     }
 
 
-def ask_shell(link: Link) -> ExecResult | None:
-    """For `told`; None when the shell is busy.
+def ask_shell(link: Link, meanwhile: Callable[[], None] | None = None) -> ExecResult | None:
+    """For `told`; None when the shell is busy. `meanwhile` is called while it answers, if it does.
 
     A command's outcome is out a moment before the shell waits for the next: until then it refuses, but runs nothing.
     """
     request = commands.exec_request(SHELL_QUERY, no_wait=True, ours=True)
     request.timeout = 5
+    if meanwhile is not None:
+        request.on_start = lambda _: meanwhile()
     deadline = time.monotonic() + _BETWEEN_COMMANDS
     try:
         while True:

@@ -72,7 +72,9 @@ class Sealing:
         return self.store.paths.work(self.session.upper or 0)
 
     def prepare(self) -> None:
-        """What can be done while the session still runs, for one that does not end here."""
+        """What can be done while the session still runs, for one that does not end here. Once is enough."""
+        if self.new_layer is not None:
+            return
         self.parent = parent_of(self.store, self.session)
         self.new_layer = self.store.new_layer("sealed")
 
@@ -81,8 +83,10 @@ class Sealing:
         nameless: list[int] = []
         self.held = inspect.descriptors(self.session.init_pid, nameless)
         self.shared, unnamed = inspect.held_files(self.held)
-        # for a mount inside CRIU makes a directory, for a file without a name another one; and both change times
-        self.still = not (nameless or unnamed or "SYS_ADMIN" in self.session.spec.capabilities)
+        # for a mount inside CRIU may make a directory, for a file without a name (one on its way through a socket, too) another
+        # name; and both change times
+        sockets = any("socket" in kinds for pid, kinds in self.held.items() if pid != self.session.init_pid)
+        self.still = not (nameless or unnamed or sockets or "CAP_SYS_ADMIN" in self.session.spec.capabilities)
 
     def seal(self, *, end_session: bool, busy: bool, stack: contextlib.ExitStack) -> None:
         """Runs while the session is frozen; `stack` is closed when the snapshot's row names its layers."""
@@ -159,7 +163,8 @@ class Sealing:
 
     def discard_unused(self) -> None:
         if self.unused is not None:
-            self.store.forget_layer(self.unused)
+            with contextlib.suppress(OSError, WaypointError):  # the snapshot is there: what is left is for gc
+                self.store.forget_layer(self.unused)
             self.unused = None
 
 

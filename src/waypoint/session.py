@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
 from waypoint import bringup, capture, faults
@@ -313,7 +314,7 @@ class Session:
         def take(*, whole: bool = False) -> capture.Taken:
             return capture.take(
                 self._store, self._store.db.base(record.base), record, snapshot,
-                name=name, ask_shell=lambda: ask_shell(link), began=began, created=created, ready=ready, end_session=end_session,
+                name=name, ask_shell=partial(ask_shell, link), began=began, created=created, ready=ready, end_session=end_session,
                 draft=draft, stock=self._engine.stock, deltas=self._engine.deltas, whole=whole,
             )  # fmt: skip
 

@@ -47,24 +47,78 @@ def test_a_file_that_the_session_changed_itself_is_its_own(host_session: Session
     assert b"Running" in host_session.exec("jobs").stdout
 
 
-def test_a_changed_program_of_a_root_directory_is_refused(
-    tmp_path: Path, engine: Engine, sessions: list[Session]
-) -> None:
-    """Of the same size: the program that lies there now is another one all the same."""
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A root of the test's own, with a program of its own in it."""
     root = tmp_path / "root"
     bash_rootfs(root)
-    program = root / "usr/bin/mine"
-    shutil.copy2("/bin/sleep", program)
-    session = engine.new(base=base_from_rootfs(engine.store, root))
-    session.exec("mine 1000 & V=live")
-    taken = session.snapshot()
-    assert "/usr/bin/mine" in taken.manifest["base_files"]
-    session.restore(taken.id)
+    shutil.copy2("/bin/sleep", root / MINE)
+    return root
+
+
+MINE = "usr/bin/mine"
+START = "mine 1000 & V=live; until [ $(readlink /proc/$!/exe) = /usr/bin/mine ]; do sleep 0.01; done"
+
+
+def replace_program(root: Path) -> None:
+    """By another of the same size."""
+    program = root / MINE
     fresh = program.with_suffix(".new")
     fresh.write_bytes(program.read_bytes()[:-1] + b"?")
     fresh.chmod(0o755)
     fresh.replace(program)
+
+
+def test_a_changed_program_of_a_root_directory_is_refused(
+    directory: Path, engine: Engine, sessions: list[Session]
+) -> None:
+    session = engine.new(base=base_from_rootfs(engine.store, directory))
+    session.exec(START, timeout=30)
+    taken = session.snapshot()
+    assert f"/{MINE}" in taken.manifest["base_files"]
+    session.restore(taken.id)
+    replace_program(directory)
     with pytest.raises(BaseChanged) as caught:
         session.restore(taken.id)
-    assert caught.value.details["files"] == ["/usr/bin/mine"]
+    assert caught.value.details["files"] == [f"/{MINE}"]
     assert session.exec("echo $V").stdout == b"live\n"
+
+
+def test_a_program_that_was_replaced_before_comes_along(
+    directory: Path, engine: Engine, sessions: list[Session]
+) -> None:
+    """It has no name any more, and is saved whole."""
+    session = engine.new(base=base_from_rootfs(engine.store, directory))
+    session.exec(START, timeout=30)
+    replace_program(directory)
+    taken = session.snapshot()
+    session.restore(taken.id)
+    assert session.exec("echo $V; tail -c1 /proc/$!/exe | od -c").stdout.split()[:3] == [b"live", b"0000000", b"\\0"]
+
+
+def test_a_program_that_was_replaced_before_and_has_another_name_is_refused(
+    directory: Path, engine: Engine, sessions: list[Session]
+) -> None:
+    session = engine.new(base=base_from_rootfs(engine.store, directory))
+    (directory / "usr/bin/other").hardlink_to(directory / MINE)
+    session.exec(START, timeout=30)
+    replace_program(directory)
+    taken = session.snapshot()
+    with pytest.raises(BaseChanged) as caught:
+        session.restore(taken.id)
+    assert caught.value.details["files"] == [f"/{MINE}"]
+    assert session.exec("echo $V").stdout == b"live\n"
+
+
+def test_a_session_over_changed_programs_is_not_ended_for_a_snapshot(
+    directory: Path, engine: Engine, sessions: list[Session]
+) -> None:
+    """One that has changed many files would be ended and brought back, which would not work: it is refused before."""
+    session = engine.new(base=base_from_rootfs(engine.store, directory))
+    (directory / "usr/bin/other").hardlink_to(directory / MINE)
+    session.exec(START, timeout=30)
+    session.exec("mkdir /many && cd /many && for i in {1..4000}; do : >$i; done", timeout=120)
+    replace_program(directory)
+    with pytest.raises(BaseChanged):
+        session.snapshot()
+    assert session.exec("echo $V; jobs -r | wc -l; ls | wc -l").stdout.split() == [b"live", b"1", b"4000"]

@@ -289,3 +289,21 @@ def test_a_session_with_connections_to_the_outside_is_never_ended_for_a_snapshot
     monkeypatch.setattr(sealing.netlock, "has_connections", lambda _: True)
     assert not sealing.is_big(outside, upper, draft=False)
     assert sealing.is_big(session.record, upper, draft=False), "those on its loopback come back"
+
+
+def test_files_are_copied_before_criu_begins_where_it_may_change_them(engine: Engine, small_base: BaseRecord) -> None:
+    """For mounts inside each other CRIU makes a directory in the session's /tmp: it is in no snapshot."""
+    session = engine.new(base=small_base, extra_capabilities=["+SYS_ADMIN"], seccomp=False)
+    try:
+        made = session.exec(
+            "mkdir -p /tmp /a && mount -t tmpfs a /a && mkdir /a/b && mount -t tmpfs b /a/b && echo in >/a/b/file && touch -d @1000000000 /tmp"
+        )
+        assert made.exit_code == 0, made.stderr
+        saved = session.snapshot()
+        sealed = engine.store.paths.upper(saved.layers[0])
+        assert list((sealed / "tmp").iterdir()) == []
+        assert (sealed / "tmp").stat().st_mtime == 1000000000
+        session.restore(saved.id)
+        assert session.exec("cat /a/b/file; stat -c %Y /tmp").stdout.split() == [b"in", b"1000000000"]
+    finally:
+        session.remove()

@@ -95,10 +95,13 @@ def _quick() -> _Done:
         with locked_prefix() as where:
             ready = tools.quick_criu()  # another setup may have been faster
             if ready is None:
-                ready = build_criu(where, _progress)
+                build_criu(where, _progress)
+                ready = tools.quick_criu()
     except (HostUnsupported, KernelError) as error:
         _progress(f"no CRIU of our own, the plain one is used, which is slower: {error.message}")
         return _Done("own criu", "could not be built", changed=False)
+    if ready is None:
+        return _Done("own criu", "was built and does not work here", changed=False)
     return _Done("own criu", _shown(ready), changed=True)
 
 

@@ -42,6 +42,8 @@ def build_criu(where: Path, progress: Callable[[str], None]) -> tools.Criu:
         target.parent.mkdir(parents=True, exist_ok=True)
         os.sync()  # the rename must not reach the disk before the file does
         built.replace(target)
+    except (OSError, tarfile.TarError, ValueError) as error:
+        raise KernelError(f"CRIU could not be built: {error}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return tools.Criu((str(target),), found.version, found.kernel, found.identity)
@@ -62,7 +64,8 @@ def _unpacked(archive: Path, into: Path) -> Path:
 def _build(source: Path, progress: Callable[[str], None]) -> Path:
     progress(f"building CRIU {tools.QUICK_VERSION} with Waypoint's changes (a minute)")
     jobs = len(os.sched_getaffinity(0))
-    done = run_program(["make", f"-j{jobs}", "criu/criu"], timeout=_BUILD_TIMEOUT_S, cwd=source)
+    # a static program cannot load plugins, and Waypoint uses none: they are looked for where there are none
+    done = run_program(["make", f"-j{jobs}", "PLUGINDIR=/nonexistent", "criu/criu"], timeout=_BUILD_TIMEOUT_S, cwd=source)
     if done.exit_code != 0:
         raise KernelError(f"CRIU does not compile; `{_FIX}` brings what it needs:\n{done.tail()}")
     built = source / "criu" / "criu"

@@ -305,8 +305,7 @@ def _held(worker: Worker, init: Process, guarded: bool) -> Iterator[None]:
 
 def end_half_restored(known: Sequence[Process] = ()) -> int:
     """CRIU ends what it began, unless it was killed itself; how many were left."""
-    programs = {str(Path(one.argv[0]).resolve()) for one in tools.known_criu()}
-    left = [*known, *(process for program in programs for process in processes.half_restored(program, ID_BASE))]
+    left = [*known, *processes.half_restored(tools.is_criu(), ID_BASE)]
     for process in left:
         processes.kill(process)
     for process in left:
@@ -390,7 +389,7 @@ def cached_kernel_options(criu: tools.Criu | None = None) -> list[str]:
     `criu`: by default the engine's; each has one of its own.
     """
     criu = criu or tools.engine_criu()
-    path = tools.prefix() / "kdat" / f"{processes.boot_id()}-{criu.version}-{Path(criu.argv[-1]).name}"
+    path = tools.prefix() / "kdat" / f"{processes.boot_id()}-{criu.version}-{'-'.join(map(str, criu.identity))}"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")

@@ -161,13 +161,14 @@ class Worker:
     def answer_until(self, question: str, hooks: Mapping[str, Hook]) -> rpc.criu_resp | None:
         """None: CRIU has asked this question and waits for `go_on`, from any thread; else it has ended before that."""
         failed: BaseException | None = None
+        knows = False
         while True:
             answer = rpc.criu_resp.FromString(self._receive())
             if answer.type != rpc.NOTIFY:
                 self._answered = True
-                if failed is not None:
+                if failed is not None and (knows or answer.success):
                     raise failed
-                return answer
+                return answer  # why CRIU gave up by itself is the reason, not what came of that
             if question and answer.notify.script == question and failed is None:
                 return None
             meanwhile = None
@@ -179,6 +180,7 @@ class Worker:
                 failed = error
                 if self._abandoned:
                     raise
+            knows = failed is not None
             told, self._facts = self._facts, []
             facts = rpc.criu_opts(images_dir_fd=-1, external=told) if told else None
             self._send(rpc.criu_req(type=rpc.NOTIFY, notify_success=failed is None, opts=facts))

@@ -97,7 +97,10 @@ def _descriptors(pid: int, nameless: list[int] | None = None) -> dict[str, int]:
 
 
 def mapped_files(pid: int) -> dict[str, list[int]]:
-    """Programs and libraries that the process has mapped: path -> [size, mtime_ns] as seen in the session."""
+    """Programs and libraries that the process has mapped: path -> [size, mtime_ns] as seen in the session.
+
+    Without those that have no name any more: CRIU saves them whole.
+    """
     found: dict[str, list[int]] = {}
     with open(f"/proc/{pid}/maps", errors="surrogateescape") as lines:
         for line in lines:
@@ -109,7 +112,8 @@ def mapped_files(pid: int) -> dict[str, list[int]]:
                 continue
             with contextlib.suppress(OSError):
                 st = os.lstat(f"/proc/{pid}/root{path}")
-                found[path] = [st.st_size, st.st_mtime_ns]
+                if st.st_nlink:
+                    found[path] = [st.st_size, st.st_mtime_ns]
     return found
 
 
@@ -121,7 +125,7 @@ def held_files(pids: Iterable[int]) -> tuple[bool, bool]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             with open(f"/proc/{pid}/maps", errors="surrogateescape") as lines:
                 text = lines.read()
-            nameless = nameless or f"{_NAMELESS}\n" in text
+            nameless = nameless or f"{_NAMELESS}\n" in text or os.readlink(f"/proc/{pid}/exe").endswith(_NAMELESS)
             for kind in (" rw-s ", " rwxs "):
                 if kind in text and any(kind in line and " /" in line for line in text.splitlines()):
                     shared = True

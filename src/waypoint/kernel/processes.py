@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from waypoint.outcomes import Process
 
@@ -118,8 +118,8 @@ def _is_first(pid: str) -> bool:
         return any(line.startswith("NSpid:") and line.split()[-1] == "1" for line in lines)
 
 
-def half_restored(program: str, first_id: int) -> Iterator[Process]:
-    """Every PID 1 that CRIU (`program`) began to restore and will never finish, because that CRIU is dead.
+def half_restored(is_criu: Callable[[str], bool], first_id: int) -> Iterator[Process]:
+    """Every PID 1 that CRIU began to restore and will never finish, because that CRIU is dead; a program's path tells it.
 
     It still runs CRIU's program, in the user namespace that sessions have, and its parent is somebody else.
     """
@@ -127,7 +127,7 @@ def half_restored(program: str, first_id: int) -> Iterator[Process]:
         if not entry.name.isdigit():
             continue
         try:
-            if _program(entry.name) != program:
+            if not is_criu(_program(entry.name)):
                 continue
             with open(f"/proc/{entry.name}/uid_map") as lines:
                 if lines.read().split()[:2] != ["0", str(first_id)]:
@@ -135,7 +135,7 @@ def half_restored(program: str, first_id: int) -> Iterator[Process]:
             with open(f"/proc/{entry.name}/stat") as stat:
                 parent = stat.read().rpartition(")")[2].split()[1]
             # others than PID 1 have it as their parent, and it may run the session's own program already
-            if _is_first(entry.name) and _program(parent) != program:
+            if _is_first(entry.name) and not is_criu(_program(parent)):
                 yield identify(int(entry.name))
         except (FileNotFoundError, ProcessLookupError):
             continue

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
-from waypoint.errors import HostUnsupported
+from waypoint.errors import HostUnsupported, KernelError
 
 __all__ = [
     "COMPILE_FLAGS",
@@ -32,7 +32,7 @@ __all__ = [
     "current_criu",
     "engine_criu",
     "init_path",
-    "known_criu",
+    "is_criu",
     "launch_path",
     "own_criu_argv",
     "prefix",
@@ -76,9 +76,9 @@ PROGRAMS = (
     Program("survey", _PACKAGE / "kernel" / "walker" / "survey.c"),
 )
 
-QUICK = Program("criu", _PACKAGE / "kernel" / "quick" / "criu.patch", ("-static",))
-"""The engine's own CRIU: that of QUICK_VERSION with this patch (build_criu.py)."""
 QUICK_VERSION = "4.2.1"
+QUICK = Program("criu", _PACKAGE / "kernel" / "quick" / "criu.patch", ("-static", QUICK_VERSION))
+"""The engine's own CRIU: that of QUICK_VERSION with this patch (build_criu.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,25 +196,32 @@ def engine_criu() -> Criu:
     return (None if os.environ.get("WAYPOINT_QUICK") == "0" else quick_criu()) or current_criu()
 
 
-def known_criu() -> list[Criu]:
-    """Each that an engine may have started on this host."""
-    found = [quick_criu()]
+def is_criu() -> Callable[[str], bool]:
+    """Whether a process that runs the program of this path may be a CRIU of some engine on this host, also of an older version."""
+    plain = set()
     with contextlib.suppress(HostUnsupported):
-        found.append(current_criu())
-    return [one for one in found if one is not None]
+        plain.add(str(Path(current_criu().argv[0]).resolve()))
+    own = str(binary_path(QUICK).with_name("criu-"))
+    return lambda path: path in plain or path.startswith(own)
 
 
 def quick_criu() -> Criu | None:
     """The engine's own CRIU, if it has been built from the patch that this package carries and works on this kernel."""
     try:
-        binary = str(program_path(QUICK))
-    except HostUnsupported:
+        binary = program_path(QUICK)
+        return _tried(str(binary), _identity(binary), _kernel(), prefix())
+    except (HostUnsupported, OSError):
         return None
+
+
+@lru_cache(4)
+def _tried(binary: str, _: tuple[int, int, int], __: str, ___: Path) -> Criu | None:
+    """For as long as this process lives; where it can be written, for those after it, too."""
     stamped = _read_stamp(_QUICK_STAMP)
     if stamped is None or stamped.argv != (binary,):
         try:
             stamped = check_criu((binary,))
-        except HostUnsupported:
+        except (HostUnsupported, KernelError, OSError):
             return None
         with contextlib.suppress(OSError):
             remember_criu(stamped, _QUICK_STAMP)
