@@ -134,6 +134,7 @@ static void mount_overlay(void)
 	int layers = layer_root(layers_dir, namespace);
 	int bases[MAX_BASE], mount_fd = -1, fs;
 	struct timespec pause = { 0, 5000000 };
+	struct statvfs mounted;
 
 	for (int i = 0; i < n_base; i++)
 		bases[i] = layer_root(base[i], namespace);
@@ -146,6 +147,11 @@ static void mount_overlay(void)
 	}
 	if (mount_fd < 0)
 		die("mounting the session's overlay");
+	/* for want of space for its own directories the kernel mounts it all the same, read-only: a session that cannot write */
+	if (fstatvfs(mount_fd, &mounted) || mounted.f_flag & ST_RDONLY) {
+		errno = fstatvfs(layers, &mounted) || mounted.f_flag & ST_RDONLY ? EROFS : ENOSPC;
+		die("mounting the session's overlay to be written to");
+	}
 	if (syscall(SYS_move_mount, mount_fd, "", AT_FDCWD, STAGE, MOVE_MOUNT_F_EMPTY_PATH))
 		die("attaching the overlay");
 	close(mount_fd);
