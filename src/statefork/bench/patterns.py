@@ -179,7 +179,7 @@ def _level(env: Environment, level: int, width: int, subject: Subject) -> None:
 
 def agent_loop(subjects: Sequence[Subject], samples: Samples, say: Progress, *, quick: bool) -> None:
     """What an agent sees of snapshots and restores when it thinks between its commands."""
-    for seconds, turns in ((0.2, 2),) if quick else ((0.2, 8), (1.0, 6), (3.0, 4)):
+    for seconds, turns in ((0.2, 2),) if quick else ((0.2, 8), (1.0, 5), (3.0, 3)):
         name = f"agent loop, {seconds:g} s of thought"
 
         def work(subject: Subject, seconds: float = seconds, turns: int = turns, name: str = name) -> None:
