@@ -18,7 +18,6 @@ __all__ = ["bench"]
 
 _QUICK_SECONDS, _FULL_SECONDS = 100.0, 11 * 60.0
 """For the workloads' rounds; to prepare them, and the patterns of use after them, take twice as long again on a slow machine."""
-"""How long it should take, with some rounds that do not end in time beyond that: with many backends, or slow ones, there are fewer."""
 
 
 @click.command()
