@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from statefork.bench.figures import Figure
+from statefork.bench.subjects import BACKENDS
 
 __all__ = ["as_markdown", "as_summary", "as_text", "write_results"]
 
@@ -37,6 +38,12 @@ def _cell(figure: Figure | None) -> str:
     return f"{figure.p50:.1f} ({figure.p95:.1f})" if figure.n > 1 else f"{figure.p50:.1f}"
 
 
+def _in_order(figures: Sequence[Figure]) -> list[str]:
+    """The backends as they are listed everywhere, then what they are compared with: each round begins with another one."""
+    found = dict.fromkeys(figure.backend for figure in figures)
+    return sorted(found, key=lambda name: BACKENDS.index(kind) if (kind := name.partition(",")[0]) in BACKENDS else len(BACKENDS))
+
+
 def _tables(figures: Sequence[Figure]) -> list[tuple[str, list[str], list[list[str]]]]:
     """(title, columns, rows): one table for each workload, a row for each backend, a column for each thing measured."""
     found = []
@@ -46,7 +53,7 @@ def _tables(figures: Sequence[Figure]) -> list[tuple[str, list[str], list[list[s
         columns = sorted(whats, key=lambda what: _MAIN.index(what) if what in _MAIN else len(_MAIN))
         units = {figure.what: figure.unit for figure in mine}
         rows = []
-        for backend in dict.fromkeys(figure.backend for figure in mine):
+        for backend in _in_order(mine):
             by_what = {figure.what: figure for figure in mine if figure.backend == backend}
             rows.append([backend, *(_cell(by_what.get(what)) for what in columns)])
         found.append((workload, ["", *(f"{what}, {units[what]}" for what in columns)], rows))
@@ -79,7 +86,7 @@ def as_summary(document: dict[str, Any], figures: Sequence[Figure]) -> str:
     work, verbs = "shell and job", ("snapshot", "restore", "fork")
     ours = {verb: found[work, "waypoint", verb].p50 for verb in verbs if (work, "waypoint", verb) in found}
     lines = ["| a shell with a background job | snapshot, ms | restore, ms | fork, ms |", "| --- | --- | --- | --- |"]
-    for backend in dict.fromkeys(figure.backend for figure in figures if figure.workload == work):
+    for backend in _in_order([figure for figure in figures if figure.workload == work]):
         cells = [_beside(found.get((work, backend, verb)), ours.get(verb), backend) for verb in verbs]
         lines.append(f"| {backend} | {' | '.join(cells)} |")
     for figure in figures:
