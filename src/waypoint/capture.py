@@ -130,9 +130,7 @@ def take(
             sealing.typed = typed.take_typed(init.pid)
             if sealing.typed:
                 stack.callback(typed.type_again, init.pid, sealing.typed)
-            return any(
-                "socket" in kinds for pid, kinds in sealing.held.items() if pid != init.pid
-            )  # init has but unix ones
+            return sealing.sockets
 
         def while_frozen() -> None:
             if not sealing.sealed:

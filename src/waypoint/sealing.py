@@ -55,6 +55,8 @@ class Sealing:
     parent: SnapshotRecord | None = None
     shared: bool = True
     """A process can change a file without a trace in its times."""
+    sockets: bool = True
+    """A process has one of any kind; init has but unix ones, and does not count."""
     still: bool = False
     """CRIU changes no files while it dumps: they can be copied beside it."""
     sealed: bool = False
@@ -85,8 +87,8 @@ class Sealing:
         self.shared, unnamed = inspect.held_files(self.held)
         # for a mount inside CRIU may make a directory, for a file without a name (one on its way through a socket, too) another
         # name; and both change times
-        sockets = any("socket" in kinds for pid, kinds in self.held.items() if pid != self.session.init_pid)
-        self.still = not (nameless or unnamed or sockets or "CAP_SYS_ADMIN" in self.session.spec.capabilities)
+        self.sockets = any("socket" in kinds for pid, kinds in self.held.items() if pid != self.session.init_pid)
+        self.still = not (nameless or unnamed or self.sockets or "CAP_SYS_ADMIN" in self.session.spec.capabilities)
 
     def seal(self, *, end_session: bool, busy: bool, stack: contextlib.ExitStack) -> None:
         """Runs while the session is frozen; `stack` is closed when the snapshot's row names its layers."""

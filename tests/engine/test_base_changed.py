@@ -69,6 +69,13 @@ def replace_program(root: Path) -> None:
     fresh.replace(program)
 
 
+def is_refused(session: Session, snapshot: str) -> None:
+    with pytest.raises(BaseChanged) as caught:
+        session.restore(snapshot)
+    assert caught.value.details["files"] == [f"/{MINE}"]
+    assert session.exec("echo $V").stdout == b"live\n"
+
+
 def test_a_changed_program_of_a_root_directory_is_refused(
     directory: Path, engine: Engine, sessions: list[Session]
 ) -> None:
@@ -78,10 +85,7 @@ def test_a_changed_program_of_a_root_directory_is_refused(
     assert f"/{MINE}" in taken.manifest["base_files"]
     session.restore(taken.id)
     replace_program(directory)
-    with pytest.raises(BaseChanged) as caught:
-        session.restore(taken.id)
-    assert caught.value.details["files"] == [f"/{MINE}"]
-    assert session.exec("echo $V").stdout == b"live\n"
+    is_refused(session, taken.id)
 
 
 def test_a_program_that_was_replaced_before_comes_along(
@@ -104,10 +108,7 @@ def test_a_program_that_was_replaced_before_and_has_another_name_is_refused(
     session.exec(START, timeout=30)
     replace_program(directory)
     taken = session.snapshot()
-    with pytest.raises(BaseChanged) as caught:
-        session.restore(taken.id)
-    assert caught.value.details["files"] == [f"/{MINE}"]
-    assert session.exec("echo $V").stdout == b"live\n"
+    is_refused(session, taken.id)
 
 
 def test_a_session_over_changed_programs_is_not_ended_for_a_snapshot(

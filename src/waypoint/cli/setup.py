@@ -35,10 +35,11 @@ def setup(system_packages: bool, all_packages: bool, as_json: bool) -> None:
     packages = [_packages(everything=all_packages)] if system_packages or all_packages else []
     done = [*packages, _criu(), *(_program(program) for program in tools.PROGRAMS), _quick()]
     if as_json:
+        own = tools.quick_criu()
         document = {
             "prefix": str(tools.prefix()),
             "criu": {"version": tools.criu_version(), "argv": tools.criu_argv()},
-            "own_criu": list(tools.engine_criu().argv) if tools.quick_criu() is not None else None,
+            "own_criu": None if own is None else list(own.argv),
             "programs": {program.name: str(tools.program_path(program)) for program in tools.PROGRAMS},
             "done": [asdict(one) for one in done],
             "changed": any(one.changed for one in done),

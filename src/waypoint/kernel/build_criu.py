@@ -24,7 +24,7 @@ _FIX = "waypoint setup --system-packages"
 _BUILD_TIMEOUT_S = 1200.0
 
 
-def build_criu(where: Path, progress: Callable[[str], None]) -> tools.Criu:
+def build_criu(where: Path, progress: Callable[[str], None]) -> None:
     """Fetch, patch, compile and check it; it appears in the prefix whole or not at all.
 
     The caller holds `locked_prefix`. HostUnsupported or KernelError say why it could not be built.
@@ -37,7 +37,7 @@ def build_criu(where: Path, progress: Callable[[str], None]) -> tools.Criu:
     try:
         archive = fetch_source(staging, "criu", tools.QUICK_VERSION, progress)
         built = _build(_unpacked(archive, staging / "source"), progress)
-        found = tools.check_criu((str(built),))
+        tools.check_criu((str(built),))
         target = tools.binary_path(tools.QUICK)
         target.parent.mkdir(parents=True, exist_ok=True)
         os.sync()  # the rename must not reach the disk before the file does
@@ -46,7 +46,6 @@ def build_criu(where: Path, progress: Callable[[str], None]) -> tools.Criu:
         raise KernelError(f"CRIU could not be built: {error}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return tools.Criu((str(target),), found.version, found.kernel, found.identity)
 
 
 def _unpacked(archive: Path, into: Path) -> Path:
