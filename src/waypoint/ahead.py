@@ -16,13 +16,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from waypoint.errors import WaypointError
 from waypoint.kernel import criu
 from waypoint.kernel.chores import Chores
-from waypoint.model import Process, SessionRecord
+from waypoint.model import Process, SessionRecord, new_id
 from waypoint.store import locks
-from waypoint.store.paths import Paths
+from waypoint.store.spares import Spares
+from waypoint.store.store import Store
 
 __all__ = ["Ready", "Restorer", "Stock"]
 
@@ -41,6 +43,7 @@ class Ready:
     gate: int
     init: Process
     _dumper: criu.Dumper | None
+    _staging: Path | None = None
     since: float = field(default_factory=time.monotonic)
 
     def dumper(self, init: Process, *, own_network: bool, written: bool = False) -> criu.Dumper:
@@ -52,6 +55,18 @@ class Ready:
             waiting.close()
         return criu.Dumper(init.pid, own_network=own_network, hold=[self.gate, self.lock], written=written)
 
+    def make_staging(self, images: Path) -> None:
+        staging = images / f".{new_id('p')}"
+        staging.mkdir()
+        self._staging = staging
+
+    def staging(self, images: Path, snapshot: str) -> Path:
+        """A directory for CRIU to write to: the one that was made, if gc has left it."""
+        made, self._staging = self._staging, None
+        staging = made or images / f".{snapshot}"
+        staging.mkdir(exist_ok=made is not None)
+        return staging
+
     def usable(self, init: Process) -> bool:
         return self.init == init and self._dumper is not None and self._dumper.there()
 
@@ -62,6 +77,9 @@ class Ready:
     def close(self) -> None:
         if self._dumper is not None:
             self._dumper.close()
+        if self._staging is not None:
+            with contextlib.suppress(OSError):
+                self._staging.rmdir()
         os.close(self.gate)
         os.close(self.lock)
 
@@ -82,16 +100,18 @@ class Restorer:
 class Stock:
     """What one engine has waiting. Used by any number of threads."""
 
-    def __init__(self, paths: Paths, *, on: bool, tracks: Callable[[str], bool] = lambda _: False) -> None:
+    def __init__(self, store: Store, *, on: bool, tracks: Callable[[str], bool] = lambda _: False) -> None:
         """`tracks`: of which sessions the next snapshot is a delta."""
-        self._paths = paths
+        self._store = store
+        self._paths = store.paths
+        self.spares = Spares(store)
         self._tracks = tracks
         self.on = on
         self._lock = threading.Lock()
         self._dumpers: dict[str, Ready] = {}
         self._restorers: list[Restorer] = []
         self._watched = False
-        self._later = Chores("refill")
+        self._later = Chores("refill", store.db.close)
 
     def ready(self, session: SessionRecord) -> Ready:
         """For a snapshot of this session; the caller closes it."""
@@ -143,6 +163,8 @@ class Stock:
             if not enough:
                 gate = locks.open_lock(self._paths.gate)
                 self._keep_restorer(Restorer(criu.start_restorer([gate]), gate))
+            with self._store.operation():
+                self.spares.add()
 
     def _keep_ready(self, session: SessionRecord) -> None:
         init = Process(session.init_pid, session.init_start)
@@ -151,6 +173,8 @@ class Stock:
             if there is not None and there.usable(init):
                 return
         fresh = self._make_ready(session, init)
+        with self._store.operation():
+            fresh.make_staging(self._paths.images)
         with self._lock:
             old = [self._dumpers.pop(session.id, None)]
             self._dumpers[session.id] = fresh
@@ -174,6 +198,8 @@ class Stock:
         with self._lock:
             self.on = False
         self._later.close()
+        with contextlib.suppress(WaypointError, OSError):
+            self.spares.drop()
         with self._lock:
             waiting: list[Ready | Restorer] = [*self._dumpers.values(), *self._restorers]
             self._dumpers.clear()
@@ -202,13 +228,16 @@ class Stock:
         while True:
             time.sleep(IDLE_SECONDS / 4)
             oldest = time.monotonic() - IDLE_SECONDS
+            with contextlib.suppress(WaypointError, OSError):
+                self.spares.drop(oldest)
             with self._lock:
                 stale: list[Ready | Restorer] = [one for one in self._dumpers.values() if one.since < oldest]
                 stale += [one for one in self._restorers if one.since < oldest]
                 self._dumpers = {key: one for key, one in self._dumpers.items() if one.since >= oldest}
                 self._restorers = [one for one in self._restorers if one.since >= oldest]
-                if not self._dumpers and not self._restorers:
+                if not self._dumpers and not self._restorers and not self.spares.waiting():
                     self._watched = False
             self._close(*stale)
             if not self._watched:
+                self._store.db.close()
                 return

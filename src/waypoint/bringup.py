@@ -43,6 +43,7 @@ __all__ = [
     "restore_tree",
     "retire",
     "start_tree",
+    "upper_numbers",
 ]
 
 _INIT = "/.waypoint/init"
@@ -91,6 +92,12 @@ def overlay_for(store: Store, base: BaseRecord, layers: tuple[int, ...], upper: 
 def new_upper(store: Store, base: BaseRecord, layers: tuple[int, ...], number: int | None = None) -> int:
     """Where the base contains the store, the top layer is copied instead of stacked (docs/decisions/host-root.md)."""
     return store.make_upper(store.new_uppers(1)[0] if number is None else number, layers[0] if base.flat else None)
+
+
+def upper_numbers(store: Store, base: BaseRecord, n: int, stock: Stock | None) -> list[int]:
+    """For `new_upper`: those that are made already, as far as they go."""
+    spare = stock.spares.take(n) if stock is not None and not base.flat else []
+    return [*spare, *store.new_uppers(n - len(spare))] if len(spare) < n else spare
 
 
 def incarnation(store: Store, upper: int) -> str:
@@ -210,7 +217,7 @@ def restore_processes(
     `log_dir`: by default beside the new upper.
     """
     layers = snapshot.layers
-    upper = new_upper(store, base, layers, upper)
+    upper = new_upper(store, base, layers, upper_numbers(store, base, 1, stock)[0] if upper is None else upper)
     faults.point("up-layer")
     groups: tuple[Path, ...] = ()
     init: Process | None = None

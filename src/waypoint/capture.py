@@ -82,37 +82,42 @@ def take(
 ) -> Taken:
     """The caller holds the session's lock, `ready.lock`. On any failure before the commit the session runs on as it was.
 
-    `ask_shell`: what the shell says of itself, None if it is busy; CRIU gets ready meanwhile, and so does what it is called with.
+    `ask_shell`: what the shell says of itself, None if it is busy; what it is called with is done meanwhile.
     `draft`: no row is made, so that all of it is garbage until the caller makes one; NoDraft where that is not to be done.
     """
     sealing = Sealing(store, session, snapshot)
     init = Process(session.init_pid, session.init_start)
-    staging = store.paths.images / f".{snapshot}"
     upper = sealing.upper
-    sealing.rehome = not end_session and not base.flat and is_big(session, upper, draft=draft)
-    if draft and sealing.rehome:
-        raise NoDraft(f"session {session.id} has changed too many files to be saved ahead")
-    ends = sealing.rehome or end_session
+    ends = end_session
     requests = -1
     stack = contextlib.ExitStack()
     obstacles.refuse_queues(init.pid)
+    staging = ready.staging(store.paths.images, snapshot)
     try:
-        staging.mkdir()
         faults.point("snapshot-staged")
         stack.enter_context(locks.shared_on(ready.gate))
         delta = deltas.begin(session, staging, lambda: _origin(store, session), whole=whole)
         stack.callback(delta.give_up)
-        own_network = session.spec.network != "host"
-        # it keeps the locks: if we die, CRIU lets the tree go on; until it has, nobody else may touch it
-        dumper = stack.enter_context(ready.dumper(init, own_network=own_network, written=delta.written))
-        dumper.begin(staging, leave_running=not ends, unmounted=end_session)
+        dumper: criu.Dumper | None = None
 
-        def prepare() -> None:
+        def begin() -> None:
+            nonlocal dumper, ends
+            if dumper is None:
+                sealing.rehome = not end_session and not base.flat and is_big(session, upper, draft=draft)
+                if draft and sealing.rehome:
+                    raise NoDraft(f"session {session.id} has changed too many files to be saved ahead")
+                ends = sealing.rehome or end_session
+                own_network = session.spec.network != "host"
+                # it keeps the locks: if we die, CRIU lets the tree go on; until it has, nobody else may touch it
+                worker = stack.enter_context(ready.dumper(init, own_network=own_network, written=delta.written))
+                worker.begin(staging, leave_running=not ends, unmounted=end_session)
+                dumper = worker
             if not ends:
                 sealing.prepare()
 
-        said = ask_shell(prepare)
-        prepare()
+        said = ask_shell(begin)
+        begin()  # if the shell is busy, or something went wrong meanwhile
+        assert dumper is not None
         if draft and said is None:
             raise NoDraft(f"session {session.id} is in the middle of a command")
         requests = quiesce(init, session.id)

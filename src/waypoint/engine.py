@@ -75,7 +75,7 @@ class Engine:
         self.links = Links()
         weakref.finalize(self, self.links.close)
         self.deltas = Deltas(self.store.paths, deltas or Tracking(on=ahead))
-        self.stock = Stock(self.store.paths, on=ahead, tracks=self.deltas.tracks)
+        self.stock = Stock(self.store, on=ahead, tracks=self.deltas.tracks)
         self.twins = Twins(self.store, twins or Budget())
         weakref.finalize(self, self.deltas.close)
         weakref.finalize(self, self.stock.close)
@@ -399,6 +399,7 @@ class Engine:
 
         self.drafts.drop()
         self.twins.drop()
+        self.stock.spares.drop()
         return sweep(self.store, self.boot).as_dict()
 
     def keep_shallow(self, record: SnapshotRecord) -> SnapshotRecord:

@@ -70,7 +70,7 @@ def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str]
     with store.operation(), store.holding(snapshot) as source, fork_threads(n) as pool:
         base = store.db.base(source.base)
         parent = source.parent if source.pinned else source.id
-        uppers = store.new_uppers(n)
+        uppers = bringup.upper_numbers(store, base, n, engine.stock)
         named: dict[str, str | None] = {session: names[i] if names else None for i, session in enumerate(ids)}
         engine.new_rows(named, source.tree, base, source.spec, parent)
         faults.point("fork-row")

@@ -162,3 +162,56 @@ def test_a_damaged_image_is_named_as_the_reason(eager: Engine, eager_session: Se
     image.write_bytes(whole)
     session.restore(taken)
     assert session.exec("echo $V").stdout == b"kept\n"
+
+
+def with_spares(engine: Engine) -> list[int]:
+    until(lambda: len(engine.stock.spares.waiting()) > 0, "an upper is made ahead")
+    return engine.stock.spares.waiting()
+
+
+def test_a_restore_and_a_fork_take_uppers_that_are_made(eager: Engine, eager_session: Session) -> None:
+    session = eager_session
+    session.exec("echo first >/file")
+    taken = session.snapshot().id
+    spare = with_spares(eager)
+    session.exec("echo second >/file; echo more >/other")
+    session.restore(taken)
+    assert session.record.upper in spare
+    assert session.exec("cat /file; ls /other 2>&1 | wc -l").stdout == b"first\n1\n"
+    spare = with_spares(eager)
+    forks = session.fork(3, from_snapshot=taken)
+    assert len({fork.record.upper for fork in forks}) == 3 and any(fork.record.upper in spare for fork in forks)
+    for number, fork in enumerate(forks):
+        fork.exec(f"echo {number} >/file")
+    assert [fork.exec("cat /file").stdout for fork in forks] == [b"0\n", b"1\n", b"2\n"]
+    for fork in forks:
+        fork.remove()
+
+
+def test_what_gc_takes_is_made_anew(eager: Engine, engine: Engine, eager_session: Session) -> None:
+    session = eager_session
+    session.exec("echo first >/file")
+    taken = session.snapshot().id
+    spare = with_spares(eager)
+    stocked(eager)
+    engine.gc()  # of another process, as far as it knows
+    assert not any(eager.store.is_made(upper) for upper in spare)
+    session.exec("echo second >/file")
+    again = session.snapshot().id
+    session.restore(taken)
+    assert session.record.upper not in spare and session.exec("cat /file").stdout == b"first\n"
+    session.restore(again)
+    assert session.exec("cat /file").stdout == b"second\n"
+
+
+def test_what_was_made_ahead_and_not_used_is_removed(home: Path, small_base: BaseRecord) -> None:
+    with Engine(home, ahead=True) as eager:
+        session = eager.new(base=small_base)
+        session.snapshot()
+        with_spares(eager)
+        stocked(eager)
+        session.remove()
+        eager.drop_snapshots([one.id for one in eager.snapshots()])
+    with Engine(home) as engine:
+        assert list(engine.store.paths.images.iterdir()) == []
+        assert {int(path.name) for path in engine.store.paths.layers.iterdir()} == engine.store.db.layers_in_use()

@@ -45,7 +45,8 @@ def drafted(engine: Engine, session: Session) -> None:
 
 
 def image_names(engine: Engine) -> set[str]:
-    return {entry.name for entry in engine.store.paths.images.iterdir()}
+    """Those with something in them: an empty one waits for the next snapshot."""
+    return {path.parent.name for path in engine.store.paths.images.glob("*/inventory.img")}
 
 
 def unnamed(engine: Engine) -> set[str]:

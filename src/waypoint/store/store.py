@@ -142,7 +142,9 @@ class Store:
             self.db.forget_layers(sorted(layers))
 
     def make_upper(self, layer: int, seed: int | None) -> int:
-        """A private upper for a live session; a copy of layer `seed` where layers cannot be stacked."""
+        """A private upper for a live session; a copy of layer `seed` where layers cannot be stacked. It may be a spare one."""
+        if seed is None and self.is_made(layer):
+            return layer
         self.paths.layer(layer).mkdir()
         if seed is None:
             self.paths.upper(layer).mkdir(mode=0o755)
@@ -150,6 +152,9 @@ class Store:
             trees.copy_tree(self.paths.upper(seed), self.paths.upper(layer))
         self.paths.work(layer).mkdir()
         return layer
+
+    def is_made(self, layer: int) -> bool:
+        return self.paths.work(layer).exists()
 
     def make_session_directory(self, session: str) -> None:
         self.paths.session(session).mkdir()
