@@ -12,8 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from statefork.bench import patterns
+from statefork.bench.allowance import Allowance
+from statefork.bench.figures import Samples
 from statefork.bench.machine import merging, until_merged
+from statefork.bench.rounds import run_rounds
+from statefork.bench.subjects import Subject
 from statefork.bench.workloads import Workload, Wrong
+from statefork.environment import Environment
 from statefork.factory import create_env_manager
 
 RUN = [sys.executable, "-c", "from statefork.cli.main import main; main()"]
@@ -84,6 +90,33 @@ def test_pages_from_an_earlier_run(tmp_path: Path) -> None:
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert "| docker | 500.0 (500.0), 25.0x |" in text
+
+
+def test_when_the_time_is_used_up_ours_is_measured_and_the_others_are_listed(tmp_path: Path) -> None:
+    def make(memory_mib: int = 0) -> Environment:
+        return create_env_manager("waypoint_build", home=tmp_path / "home", store=tmp_path / "store")
+
+    claims = frozenset({"files", "shell", "processes", "memory"})
+    subjects = [Subject("waypoint", make, claims), Subject("another", make, claims)]
+    samples, said = Samples(), list[str]()
+    allow = Allowance(0.0, 2)
+    workload = Workload("shell", "", setup="sleep 1000 & :")
+    run_rounds(workload, subjects, samples, rounds=5, disk=tmp_path, raw=None, allow=allow, on_progress=said.append)
+    patterns.unchanged(subjects, samples, said.append, allow, quick=True)
+    assert not samples.failures and samples.left_out == {"shell": ["another"], "nothing changed": ["another"]}
+    found = {(one.workload, one.backend, one.what): one.n for one in samples.figures()}
+    assert found["shell", "waypoint", "restore"] == 1 and found["nothing changed", "waypoint", "snapshot"] == 3
+    assert {backend for _, backend, _ in found} == {"waypoint"}
+
+
+def test_what_a_part_does_not_need_is_for_the_others() -> None:
+    allow = Allowance(100.0, 2)
+    allow.begin_part()
+    assert 49 < allow.left() <= 50
+    allow.begin_part()
+    assert 99 < allow.left() <= 100
+    allow.begin_part()  # one more than was said
+    assert 99 < allow.left() <= 100
 
 
 def test_an_interrupted_run_writes_what_it_has(tmp_path: Path) -> None:

@@ -34,12 +34,17 @@ class Samples:
     def __init__(self) -> None:
         self._values: dict[tuple[str, str, str, str], list[float]] = {}
         self.failures: list[dict[str, str]] = []
+        self.left_out: dict[str, list[str]] = {}
+        """For want of time: backends by workload."""
 
     def add(self, workload: str, backend: str, what: str, value: float, unit: str = "ms") -> None:
         self._values.setdefault((workload, backend, what, unit), []).append(value)
 
     def fail(self, workload: str, backend: str, why: str) -> None:
         self.failures.append({"workload": workload, "backend": backend, "why": why})
+
+    def leave_out(self, workload: str, backend: str) -> None:
+        self.left_out.setdefault(workload, []).append(backend)
 
     def figures(self) -> Iterator[Figure]:
         for (workload, backend, what, unit), values in self._values.items():

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from statefork.bench.allowance import Allowance
 from statefork.bench.figures import Samples
 from statefork.bench.machine import memory_used_bytes, merging, pss_bytes, until_merged
 from statefork.bench.rounds import timed_ms
@@ -14,17 +15,27 @@ from statefork.bench.workloads import Workload, by_name
 from statefork.environment import Environment
 from statefork.errors import WaypointError
 
-__all__ = ["PATTERNS", "agent_loop", "depths", "execs", "fan_out", "tree_search", "unchanged"]
+__all__ = ["PATTERNS", "agent_loop", "depths", "execs", "fan_out", "parts", "tree_search", "unchanged"]
 
 Progress = Callable[[str], None]
 _SEARCH_SECONDS = 20.0
 _SHELL = Workload("", "", setup="sleep 1000000 & :")
 
 
+def parts(quick: bool) -> int:
+    """How many there are, to share the time among."""
+    return 5 if quick else 15
+
+
 def _each(
-    name: str, subjects: Sequence[Subject], samples: Samples, say: Progress, work: Callable[[Subject], None]
+    name: str, subjects: Sequence[Subject], samples: Samples, say: Progress, allow: Allowance, work: Callable[[Subject], None]
 ) -> None:
+    """Ours first: whoever comes when the time is used up is left out."""
+    allow.begin_part()
     for subject in subjects:
+        if allow.left() < 0 and not subject.name.startswith("waypoint"):
+            samples.leave_out(name, subject.name)
+            continue
         say(f"{name}: {subject.name}")
         try:
             work(subject)
@@ -32,7 +43,7 @@ def _each(
             samples.fail(name, subject.name, error.message)
 
 
-def execs(subjects: Sequence[Subject], samples: Samples, say: Progress, *, quick: bool) -> None:
+def execs(subjects: Sequence[Subject], samples: Samples, say: Progress, allow: Allowance, *, quick: bool) -> None:
     """Round trip of `true`, and how many a second one after another."""
     name, count = "exec", 20 if quick else 200
 
@@ -44,10 +55,10 @@ def execs(subjects: Sequence[Subject], samples: Samples, say: Progress, *, quick
                 samples.add(name, subject.name, "exec of true", timed_ms(lambda: env.exec_command("true")))
             samples.add(name, subject.name, "execs", count / (time.perf_counter() - began), "per second")
 
-    _each(name, subjects, samples, say, work)
+    _each(name, subjects, samples, say, allow, work)
 
 
-def fan_out(subjects: Sequence[Subject], samples: Samples, say: Progress, *, quick: bool) -> None:
+def fan_out(subjects: Sequence[Subject], samples: Samples, say: Progress, allow: Allowance, *, quick: bool) -> None:
     """N forks of one snapshot, all of which have answered a correct command; and what each costs in memory."""
     for n in (10,) if quick else (1, 10, 100, 300):
         name = f"fan-out {n}"
@@ -60,17 +71,17 @@ def fan_out(subjects: Sequence[Subject], samples: Samples, say: Progress, *, qui
                 _SHELL.next_round(env, n)
                 _fan(_SHELL, name, subject, env, n, samples)
 
-        _each(name, subjects, samples, say, work)
+        _each(name, subjects, samples, say, allow, work)
     if not quick:
-        _memory_of_forks(subjects, samples, say)
+        _memory_of_forks(subjects, samples, say, allow)
         merged = [subject.merged for subject in subjects if subject.merged is not None]
         if merged:
             with merging():
-                _memory_of_forks(merged, samples, say, settle=until_merged)
+                _memory_of_forks(merged, samples, say, allow, settle=until_merged)
 
 
 def _memory_of_forks(
-    subjects: Sequence[Subject], samples: Samples, say: Progress, settle: Callable[[], None] = lambda: None
+    subjects: Sequence[Subject], samples: Samples, say: Progress, allow: Allowance, settle: Callable[[], None] = lambda: None
 ) -> None:
     """What ten forks of a warm interpreter cost, beside what one of it holds, when they have been idle for a while."""
     (workload,) = by_name(("numpy and pandas",), quick=False)
@@ -87,7 +98,7 @@ def _memory_of_forks(
             settle()
             _fan(workload, name, subject, env, 10, samples, settle)
 
-    _each(name, subjects, samples, say, work)
+    _each(name, subjects, samples, say, allow, work)
 
 
 def _fan(
@@ -119,7 +130,7 @@ def _fan(
             list(pool.map(lambda fork: fork.destroy(), forks))
 
 
-def depths(subjects: Sequence[Subject], samples: Samples, say: Progress, *, quick: bool) -> None:
+def depths(subjects: Sequence[Subject], samples: Samples, say: Progress, allow: Allowance, *, quick: bool) -> None:
     """What a command, a snapshot and a restore cost when so many snapshots lie below, each with changed files."""
     for depth in () if quick else (1, 10, 100):
         name = f"depth {depth}"
@@ -140,10 +151,10 @@ def depths(subjects: Sequence[Subject], samples: Samples, say: Progress, *, quic
                 env.exec_command("echo last >/root/levels/last")
                 samples.add(name, subject.name, "snapshot", timed_ms(env.snapshot))
 
-        _each(name, subjects, samples, say, work)
+        _each(name, subjects, samples, say, allow, work)
 
 
-def tree_search(subjects: Sequence[Subject], samples: Samples, say: Progress, *, quick: bool) -> None:
+def tree_search(subjects: Sequence[Subject], samples: Samples, say: Progress, allow: Allowance, *, quick: bool) -> None:
     """Depth by width: fork, act in each child, snapshot the best, go on from there. Slow backends do not come to the end."""
     depth, width = (2, 2) if quick else (30, 3)
     name = f"tree search {depth} x {width}"
@@ -159,7 +170,7 @@ def tree_search(subjects: Sequence[Subject], samples: Samples, say: Progress, *,
                     return
             samples.add(name, subject.name, "whole search", (time.perf_counter() - began) * 1000)
 
-    _each(name, subjects, samples, say, work)
+    _each(name, subjects, samples, say, allow, work)
 
 
 def _level(env: Environment, level: int, width: int, subject: Subject) -> None:
@@ -177,7 +188,7 @@ def _level(env: Environment, level: int, width: int, subject: Subject) -> None:
     _SHELL.next_round(env, level + 1)
 
 
-def agent_loop(subjects: Sequence[Subject], samples: Samples, say: Progress, *, quick: bool) -> None:
+def agent_loop(subjects: Sequence[Subject], samples: Samples, say: Progress, allow: Allowance, *, quick: bool) -> None:
     """What an agent sees of snapshots and restores when it thinks between its commands."""
     for seconds, turns in ((0.2, 2),) if quick else ((0.2, 8), (1.0, 5), (3.0, 3)):
         name = f"agent loop, {seconds:g} s of thought"
@@ -197,10 +208,10 @@ def agent_loop(subjects: Sequence[Subject], samples: Samples, say: Progress, *, 
                     samples.add(name, subject.name, "restore", timed_ms(lambda: _back(env, taken[0], turn, subject)))  # noqa: B023
 
         both = [one for subject in subjects for one in (subject, subject.ahead) if one is not None]
-        _each(name, both, samples, say, work)
+        _each(name, both, samples, say, allow, work)
 
 
-def unchanged(subjects: Sequence[Subject], samples: Samples, say: Progress, *, quick: bool) -> None:
+def unchanged(subjects: Sequence[Subject], samples: Samples, say: Progress, allow: Allowance, *, quick: bool) -> None:
     """A snapshot when nothing has happened since the last one."""
     name = "nothing changed"
 
@@ -212,7 +223,7 @@ def unchanged(subjects: Sequence[Subject], samples: Samples, say: Progress, *, q
                 time.sleep(0.05)
                 samples.add(name, subject.name, "snapshot", timed_ms(env.snapshot))
 
-    _each(name, subjects, samples, say, work)
+    _each(name, subjects, samples, say, allow, work)
 
 
 def _back(env: Environment, snapshot: str, turn: int, subject: Subject) -> None:

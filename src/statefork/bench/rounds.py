@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from statefork.bench.allowance import Allowance
 from statefork.bench.figures import Samples
 from statefork.bench.machine import disk_used_bytes, use_memory
 from statefork.bench.raw import RawTree
@@ -51,18 +52,23 @@ def run_rounds(
     rounds: int,
     disk: Path,
     raw: Path | None,
-    seconds: float,
+    allow: Allowance,
     on_progress: Callable[[str], None],
 ) -> None:
     """`raw`: where the plain `criu` command line may keep its images, where the workload has an equal for it.
 
-    `seconds`: when they have passed, no round is begun but the least; when as many again have, none but the first.
+    When its share of the time has passed, no round is begun but the least; when as much again has, none but the first, and no
+    other backend but ours is prepared.
     """
-    until = time.monotonic() + seconds  # with what it takes to prepare: a machine that emulates another needs minutes for 2 GiB
+    allow.begin_part()
+    share = allow.left()  # with what it takes to prepare: a machine that emulates another needs minutes for 2 GiB
     with ExitStack() as stack:
         runners: list[_Runner] = []
         for subject in subjects:
             if not workload.needs <= subject.claims:
+                continue
+            if allow.left() < -share and subject.name != "waypoint":
+                samples.leave_out(workload.name, subject.name)
                 continue
             on_progress(f"{workload.name}: preparing {subject.name}")
             try:
@@ -76,7 +82,7 @@ def run_rounds(
             tree = stack.enter_context(RawTree(raw, workload.memory_mib))
             runners.append(_Runner(RAW, partial(_plain, workload, tree, samples)))
         for i in range(1, (min(workload.rounds, rounds) if workload.rounds else rounds) + 1):
-            if i > 1 and time.monotonic() > (until if i > _LEAST_ROUNDS else until + seconds):
+            if i > 1 and allow.left() < (0.0 if i > _LEAST_ROUNDS else -share):
                 break
             on_progress(f"{workload.name}: round {i}")
             first = i % len(runners) if runners else 0
