@@ -57,8 +57,9 @@ class Ready:
 
     def make_staging(self, images: Path) -> None:
         staging = images / f".{new_id('p')}"
-        staging.mkdir()
-        self._staging = staging
+        with contextlib.suppress(OSError):  # then it is the snapshot's to make, and to say what is wrong
+            staging.mkdir()
+            self._staging = staging
 
     def staging(self, images: Path, snapshot: str) -> Path:
         """A directory for CRIU to write to: the one that was made, if gc has left it."""
