@@ -5,7 +5,6 @@ No row but their own names them: gc may take one at any time, and takes what a k
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 
@@ -52,8 +51,5 @@ class Spares:
         with self._lock:
             gone = [upper for upper, since in self._there if oldest is None or since < oldest]
             self._there = [(upper, since) for upper, since in self._there if upper not in gone]
-        for upper in gone:
-            with contextlib.suppress(FileNotFoundError):
-                for directory in (self._store.paths.upper(upper), self._store.paths.work(upper), self._store.paths.layer(upper)):
-                    directory.rmdir()
-        self._store.forget_numbers(set(gone))
+        if gone:
+            self._store.discard_layers(gone)
