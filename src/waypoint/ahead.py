@@ -14,7 +14,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +33,8 @@ MOST_RESTORERS = 2
 IDLE_SECONDS = 30.0
 PATIENCE = 0.008
 """The caller's next command is under way when a worker is started: together they would share the interpreter."""
+_ENOUGH_PATIENCE, _MOST_PATIENCE = 0.02, 0.1
+"""Nor is one started beside a restore that wants both processors, for so long: if none is left for the next, and if one is."""
 
 
 @dataclass(slots=True)
@@ -42,6 +44,8 @@ class Ready:
     lock: int
     gate: int
     init: Process
+    ahead: bool
+    """The engine lives on: it may do what makes a snapshot quicker."""
     _dumper: criu.Dumper | None
     _staging: Path | None = None
     since: float = field(default_factory=time.monotonic)
@@ -111,6 +115,7 @@ class Stock:
         self._lock = threading.Lock()
         self._dumpers: dict[str, Ready] = {}
         self._restorers: list[Restorer] = []
+        self._restoring = 0
         self._watched = False
         self._later = Chores("refill", store.db.close)
 
@@ -137,7 +142,7 @@ class Stock:
                 written = self._tracks(session.id)
                 dumper = criu.Dumper(init.pid, own_network=own_network, hold=[gate, lock], written=written)
             undo.pop_all()
-        return Ready(lock, gate, init, dumper)
+        return Ready(lock, gate, init, self.on, dumper)
 
     def restorer(self) -> Restorer | None:
         """One that waits, if there is one; the caller closes its gate when the worker is used up."""
@@ -148,19 +153,41 @@ class Stock:
                 return found
             found.close()
 
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """While a caller waits for a restore."""
+        with self._lock:
+            self._restoring += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._restoring -= 1
+
     def refill(self, session: SessionRecord | None) -> None:
         """After an operation: have a worker for the next snapshot of this session, and one for the next restore or fork."""
-        if self.on:
-            self._later.later(lambda: self._refill(session), PATIENCE)
+        if not self.on:
+            return
+        if session is not None and not session.spec.files_only:
+            self._later.later(lambda: self._add_dumper(session), PATIENCE)
+        asked = time.monotonic()
+        self._later.later(lambda: self._add_restorer(asked), PATIENCE)
 
-    def _refill(self, session: SessionRecord | None) -> None:
+    def _add_dumper(self, session: SessionRecord) -> None:
+        if self.on:
+            with contextlib.suppress(WaypointError, OSError):
+                self._keep_ready(session)
+
+    def _add_restorer(self, asked: float) -> None:
+        with self._lock:
+            patience = _MOST_PATIENCE if self._restorers else _ENOUGH_PATIENCE
+            waits = self._restoring and time.monotonic() < asked + patience
+            enough = len(self._restorers) >= MOST_RESTORERS
+        if waits and self._later.later(lambda: self._add_restorer(asked), PATIENCE):
+            return
         if not self.on:
             return
         with contextlib.suppress(WaypointError, OSError):
-            if session is not None and not session.spec.files_only:
-                self._keep_ready(session)
-            with self._lock:
-                enough = len(self._restorers) >= MOST_RESTORERS
             if not enough:
                 gate = locks.open_lock(self._paths.gate)
                 self._keep_restorer(Restorer(criu.start_restorer([gate]), gate))

@@ -178,7 +178,8 @@ def restore_tree(
     """
     if snapshot.full:
         restoring = restore_processes(store, base, snapshot, spec, log_dir, waits=verify, upper=upper, stock=stock)
-        return go_on(restoring, verify)
+        with contextlib.nullcontext() if stock is None else stock.undisturbed():
+            return go_on(restoring, verify)
     upper = new_upper(store, base, snapshot.layers, upper)
     faults.point("up-layer")
     try:

@@ -177,7 +177,11 @@ def take(
                 made()
 
         dumped = dumper.dump(
-            when_frozen=when_frozen, while_frozen=while_frozen, before_release=before_release, meanwhile=meanwhile
+            when_frozen=when_frozen,
+            while_frozen=while_frozen,
+            before_release=before_release,
+            meanwhile=meanwhile,
+            apart=ready.ahead and not ends and not delta.tracks,
         )
         faults.point("snapshot-dumped")
         if ends:  # CRIU has ended the tree

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from waypoint import bringup, faults
 from waypoint.errors import WaypointError
 from waypoint.model import BaseRecord, SessionRecord, SnapshotRecord, new_id
 from waypoint.session import Session, check_name, fork_threads
+from waypoint.store.store import Store
 
 if TYPE_CHECKING:
     from waypoint.engine import Engine
@@ -27,7 +29,7 @@ def fork(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str] 
     adopted = _adopt(engine, snapshot, names[0] if names else None, verify) if n == 1 else None
     forks = [adopted] if adopted is not None else _make(engine, snapshot, n, names, verify)
     faults.point("fork-live")
-    engine.afterwards(None, snapshot)
+    engine.afterwards(forks[0] if n == 1 else None, snapshot)  # as after a restore
     if snapshot.spec.on_fork:
         _greet(engine, forks, snapshot.spec.on_fork)
     return forks
@@ -67,21 +69,16 @@ def _adopt(engine: Engine, snapshot: SnapshotRecord, name: str | None, verify: b
 def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str] | None, verify: bool) -> list[Session]:
     store = engine.store
     ids = [new_id("s") for _ in range(n)]
-    with store.operation(), store.holding(snapshot) as source, fork_threads(n) as pool:
+    with store.operation(), store.holding(snapshot) as source:
         base = store.db.base(source.base)
         parent = source.parent if source.pinned else source.id
         uppers = bringup.upper_numbers(store, base, n, engine.stock)
         named: dict[str, str | None] = {session: names[i] if names else None for i, session in enumerate(ids)}
         engine.new_rows(named, source.tree, base, source.spec, parent)
         faults.point("fork-row")
-        futures = [
-            pool.submit(_make_one, engine, base, source, session, upper, verify)
-            for session, upper in zip(ids, uppers, strict=True)
-        ]
-        failures = [error for future in futures if (error := future.exception()) is not None]
-        made = {
-            session: future.result() for session, future in zip(ids, futures, strict=True) if not future.exception()
-        }
+        made, failures = _side_by_side(
+            store, partial(_make_one, engine, base, source, verify), dict(zip(ids, uppers, strict=True))
+        )
         try:
             if failures:
                 raise failures[0]
@@ -95,10 +92,29 @@ def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str]
     return [Session(engine, session, shell=made[session].shell, automatic=source.spec.auto_snapshot) for session in ids]
 
 
+def _side_by_side(
+    store: Store, make: Callable[[str, int], bringup.Live], wanted: Mapping[str, int]
+) -> tuple[dict[str, bringup.Live], list[BaseException]]:
+    """What came up, and what went wrong. One alone needs no thread, which would have to open the database for itself."""
+    if len(wanted) == 1:
+        ((session, upper),) = wanted.items()
+        return {session: make(session, upper)}, []
+
+    def make_apart(session: str, upper: int) -> bringup.Live:
+        try:
+            return make(session, upper)
+        finally:
+            store.db.close()
+
+    with fork_threads(len(wanted)) as pool:
+        futures = {session: pool.submit(make_apart, session, upper) for session, upper in wanted.items()}
+    made = {session: future.result() for session, future in futures.items() if future.exception() is None}
+    return made, [error for future in futures.values() if (error := future.exception()) is not None]
+
+
 def _make_one(
-    engine: Engine, base: BaseRecord, snapshot: SnapshotRecord, session: str, upper: int, verify: bool
+    engine: Engine, base: BaseRecord, snapshot: SnapshotRecord, verify: bool, session: str, upper: int
 ) -> bringup.Live:
-    """In a thread of its own, which leaves the database to the others: a connection takes longer than what it is for."""
     try:
         live = engine.bring_up(base, snapshot, snapshot.spec, session, upper=upper, verify=verify)
         faults.point("fork-up")
@@ -106,8 +122,6 @@ def _make_one(
     except BaseException:
         engine.unmake(session)
         raise
-    finally:
-        engine.store.db.close()
 
 
 def _greet(engine: Engine, forks: list[Session], command: str) -> None:

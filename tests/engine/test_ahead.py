@@ -216,3 +216,32 @@ def test_what_was_made_ahead_and_not_used_is_removed(home: Path, small_base: Bas
         assert not any(path.name.startswith(".") for path in engine.store.paths.images.iterdir())
         assert not any(engine.store.paths.layer(upper).exists() for upper in spare)
         assert not set(spare) & set(engine.store.db.layers())
+
+
+def test_one_fork_has_a_worker_for_its_first_snapshot(eager: Engine, eager_session: Session) -> None:
+    """As a session that was restored has: an agent that goes back through StateFork gets a new session each time."""
+    taken = eager_session.snapshot()
+    (fork,) = eager_session.fork(1, from_snapshot=taken.id)
+    try:
+        until(lambda: fork.id in eager.stock._dumpers, "a worker for the fork")
+        worker = eager.stock._dumpers[fork.id].pid
+        fork.exec("X=2")
+        fork.snapshot()
+        assert fork.id not in eager.stock._dumpers or eager.stock._dumpers[fork.id].pid != worker
+    finally:
+        fork.remove()
+
+
+def test_no_worker_is_started_beside_a_restore_for_a_while(eager: Engine, eager_session: Session) -> None:
+    eager_session.snapshot()
+    eager.stock.refill(None)
+    until(lambda: len(eager.stock._restorers) == ahead.MOST_RESTORERS, "one more with each operation")
+    restorer = eager.stock.restorer()
+    assert restorer is not None
+    restorer.close()
+    with eager.stock.undisturbed():
+        began = time.monotonic()
+        eager.stock.refill(None)
+        until(lambda: len(eager.stock._restorers) == ahead.MOST_RESTORERS, "in the end it is")
+        assert time.monotonic() - began >= ahead._MOST_PATIENCE
+    eager.stock.refill(None)

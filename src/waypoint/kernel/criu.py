@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from waypoint.errors import CriuError, DiskFull, NotCapturable
-from waypoint.kernel import criu_images, netlock, obstacles, processes, tools
+from waypoint.kernel import criu_images, netlock, obstacles, processes, processors, tools
 from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel.criu_worker import Hook, Worker
 from waypoint.kernel.launch import ID_BASE, STAGE, Overlay, launch_argv
@@ -110,12 +110,14 @@ class Dumper:
         while_frozen: Callable[[], None],
         before_release: Callable[[], None],
         meanwhile: Callable[[], None],
+        apart: bool = False,
     ) -> Dumped:
         """Dump the tree.
 
         `when_frozen` runs as soon as every process has stopped, before CRIU does anything in the session (it makes and removes
         directories there), and says whether there may be connections. `while_frozen` runs beside CRIU's own work, `before_release`
         when both are done, before anything moves again (or dies, if not `leave_running`), and `meanwhile` as it does.
+        `apart`: CRIU and the caller on processors of their own; then nothing of all that may start what outlives it.
 
         On failure CRIU lets the tree go on and CriuError says so: the session is alive.
         """
@@ -155,6 +157,8 @@ class Dumper:
                 "query-ext-files": frozen,
                 "post-dump": released,
             }
+            if apart:
+                held.enter_context(processors.apart(self.pid))
             answer = self._worker.answer(hooks)
             ended = time.perf_counter()
         if not answer.success:

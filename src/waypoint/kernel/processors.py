@@ -1,0 +1,46 @@
+"""Keep two programs that work side by side off each other's processor.
+
+Where there are few processors the kernel wakes whoever gets a message on the processor of its sender, and leaves the sender waiting
+behind it though another one is idle: CRIU asks a question, and then stands still for as long as we work beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+
+__all__ = ["apart"]
+
+_libc = ctypes.CDLL(None)
+
+
+@contextlib.contextmanager
+def apart(pid: int) -> Iterator[bool]:
+    """The calling thread stays where it is meanwhile, and process `pid` elsewhere; whether that is so.
+
+    Only while a processor is idle: on a busy machine each would have to wait for its own. What the thread starts meanwhile, programs
+    and threads, stays with it: so it must start none that outlives this.
+    """
+    ours = os.sched_getaffinity(0)
+    here = _libc.sched_getcpu()
+    if here not in ours or len(ours) < 2 or _running() >= len(ours):
+        yield False
+        return
+    try:
+        os.sched_setaffinity(pid, ours - {here})
+        os.sched_setaffinity(0, {here})
+    except OSError:  # it has ended, which is for others to find out; or the processor has been taken away
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.sched_setaffinity(0, ours)
+
+
+def _running() -> int:
+    """How many tasks of the machine want a processor at this instant, this one among them."""
+    with open("/proc/loadavg", "rb") as told:
+        return int(told.read().split()[3].partition(b"/")[0])

@@ -1,0 +1,101 @@
+"""CRIU and its caller on processors of their own, while nobody else wants one; and everything as it was afterwards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from waypoint.engine import Engine
+from waypoint.errors import WaypointError
+from waypoint.kernel import criu, criu_worker, processors
+from waypoint.kernel.criu_worker import Worker
+from waypoint.model import BaseRecord
+
+pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
+
+
+@pytest.fixture
+def program() -> Iterator[int]:
+    process = subprocess.Popen(["sleep", "1000"])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def test_two_programs_are_kept_apart_and_the_caller_is_free_again(program: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = os.sched_getaffinity(0)
+    monkeypatch.setattr(processors, "_running", lambda: 1)
+    with processors.apart(program) as kept:
+        assert kept
+        assert len(os.sched_getaffinity(0)) == 1
+        assert os.sched_getaffinity(program) == ours - os.sched_getaffinity(0)
+    assert os.sched_getaffinity(0) == ours
+    with pytest.raises(ZeroDivisionError), processors.apart(program):
+        raise ZeroDivisionError
+    assert os.sched_getaffinity(0) == ours
+
+
+def test_not_on_a_busy_machine_and_not_with_one_processor(program: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = os.sched_getaffinity(0)
+    monkeypatch.setattr(processors, "_running", lambda: len(ours))
+    with processors.apart(program) as kept:
+        assert not kept and os.sched_getaffinity(0) == ours == os.sched_getaffinity(program)
+    monkeypatch.setattr(processors, "_running", lambda: 1)
+    os.sched_setaffinity(0, {min(ours)})
+    try:
+        with processors.apart(program) as kept:
+            assert not kept and os.sched_getaffinity(program) == ours
+    finally:
+        os.sched_setaffinity(0, ours)
+
+
+def test_one_that_has_ended_keeps_nobody(program: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processors, "_running", lambda: 1)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with processors.apart(gone.pid) as kept:
+        assert not kept and len(os.sched_getaffinity(0)) > 1
+
+
+def test_who_counts_as_running_is_at_least_oneself() -> None:
+    assert processors._running() >= 1
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_snapshot_with_criu_elsewhere(
+    on: bool, eager: Engine, engine: Engine, small_base: BaseRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forced, and not used by an engine that has nothing ahead; a dump that fails leaves the caller as free as before."""
+    monkeypatch.setattr(processors, "_running", lambda: 1)
+    ours = os.sched_getaffinity(0)
+    seen: list[tuple[set[int], set[int]]] = []
+    receive = criu_worker.Worker._receive
+
+    def watched(worker: Worker) -> bytes:
+        seen.append((os.sched_getaffinity(0), os.sched_getaffinity(worker.pid)))
+        return receive(worker)
+
+    session = (eager if on else engine).new(base=small_base)
+    try:
+        session.exec("X=1; taskset -p 1 $$ >/dev/null 2>&1; sleep 1000 &")
+        inside = session.exec("grep Cpus_allowed_list /proc/self/status").stdout
+        monkeypatch.setattr(criu_worker.Worker, "_receive", watched)
+        taken = session.snapshot()
+        assert seen and all(bool(here & there) is not on for here, there in seen)
+        assert os.sched_getaffinity(0) == ours
+        session.restore(taken.id, verify=True)
+        assert session.exec("echo $X; jobs -pr | wc -l").stdout.split() == [b"1", b"1"]
+        assert session.exec("grep Cpus_allowed_list /proc/self/status").stdout == inside
+
+        def broken(_: object) -> bool:
+            raise WaypointError("no")
+
+        monkeypatch.setattr(criu.criu_images, "claim_network", broken)
+        with pytest.raises(WaypointError):
+            session.snapshot()
+        assert os.sched_getaffinity(0) == ours
+    finally:
+        session.remove()
