@@ -24,7 +24,8 @@ from statefork.errors import WaypointError
 
 __all__ = ["run_rounds", "timed_ms"]
 
-RAW, WRITE = "criu (command line)", "a plain write of as much"
+RAW, WRITE = "criu (command line)", "a plain copy of as much"
+_LEAST_READY_MIB = 512
 _LEAST_ROUNDS = 2
 _SHARE_SECONDS = 6.0
 """Of each backend in a workload: one that has had this and its least rounds has had enough, or the slowest would take all the time."""
@@ -100,9 +101,9 @@ def run_rounds(
 
 
 def _ready(workload: Workload) -> None:
-    """Half as much again as its process holds: not all of what was just freed is what is given out next."""
+    """More than its process holds: not all of what was just freed is what is given out next."""
     if workload.memory_mib:
-        use_memory(workload.memory_mib * 3 // 2)
+        use_memory(max(workload.memory_mib * 3 // 2, _LEAST_READY_MIB))
 
 
 def _plain(workload: Workload, tree: RawTree, samples: Samples, _: int) -> None:
@@ -110,9 +111,10 @@ def _plain(workload: Workload, tree: RawTree, samples: Samples, _: int) -> None:
         _ready(workload)
         samples.add(workload.name, RAW, what, work())
     if workload.memory_mib:
+        copy = tree.copier()
         os.sync()
         _ready(workload)
-        samples.add(workload.name, WRITE, "snapshot", timed_ms(tree.write))
+        samples.add(workload.name, WRITE, "snapshot", timed_ms(copy))
 
 
 def _one(workload: Workload, subject: Subject, env: Environment, samples: Samples, disk: Path, i: int) -> None:
