@@ -3,7 +3,8 @@
 For sessions with a lot of memory, in a process that lives longer than one snapshot: it holds what the kernel tracks by, and when it
 ends, however it ends, the next snapshot begins anew. The first snapshot of a process is whole, but the session does not stand still
 for it: its memory is copied while it runs, and only what was written to meanwhile is saved while it does. Of a process that came
-from an image the memory is compared with that image instead, and what is the same is not stored again.
+from an image the memory is compared with that image instead, and what is the same is not stored again. One that has written most
+of its memory since is treated as if it were the first time.
 
 Nothing is left to trust. Only one process may track a session (a lock in its directory). Every page that CRIU left out must have
 been saved before, in the very image that is linked in as its parent, or the snapshot is taken again as a whole.
@@ -200,8 +201,10 @@ class Deltas:
             if tracked is not None:
                 for process in set(tracked.watched) - big:
                     tracked.forget(process)
-                known = set(tracked.watched)
-                if not self._link(tracked, images):
+                known = {process for process, one in tracked.watched.items() if not _mostly_written(process, one)}
+                if tracked.watched and not known:  # nothing is worth building on: better copied while it runs
+                    (images / _COMING).mkdir()
+                elif not self._link(tracked, images, known):
                     known = self._recognized(tracked, big, images, origin())
                 for process in big - known:
                     _copy(tracked, process, images / _COMING)
@@ -229,16 +232,16 @@ class Deltas:
             return None
         return _Tracked(init, lock)
 
-    def _link(self, tracked: _Tracked, images: Path) -> bool:
+    def _link(self, tracked: _Tracked, images: Path, known: set[Process]) -> bool:
         """False when there is nothing to build on: the image is gone or about to go, or has too many parents."""
-        if not tracked.watched or not tracked.image:
+        if not known or not tracked.image:
             return False
         source = self._paths.image(tracked.image)
         try:
             with _held(source):
                 if tracked.depth >= MOST_PARENTS or pagemaps.depth(source) != tracked.depth:
                     return False
-                pagemaps.link_parent(images / _COMING, source, [one.number for one in tracked.watched.values()])
+                pagemaps.link_parent(images / _COMING, source, [tracked.watched[process].number for process in known])
         except (FileNotFoundError, BlockingIOError):
             shutil.rmtree(images / _COMING, ignore_errors=True)
             return False
@@ -315,6 +318,13 @@ def _compare(tracked: _Tracked, process: Process, image: Path) -> bool:
         return True
 
     return _tracking(tracked, process, compare)
+
+
+def _mostly_written(process: Process, one: _Watched) -> bool:
+    try:
+        return one.watch.mostly_written(process.pid)
+    except OSError:  # it has just ended, which whoever tries to copy it finds out
+        return True
 
 
 def _size(ranges: list[Range]) -> int:

@@ -274,6 +274,20 @@ def test_a_restored_session_that_has_changed_most_of_it_is_copied(session: Sessi
     assert digest_in_fork(session, first) == ask(session, "digest")
 
 
+def test_a_tracked_process_that_has_written_most_of_it_is_copied_while_it_runs(session: Session, tracking: Engine) -> None:
+    """Else it would stand still for as long as all of it takes to be saved."""
+    taken = [(session.snapshot(), ask(session, "digest"))]
+    for pages in (5000, 20, 5000, 5000):
+        ask(session, f"write {pages}")
+        taken.append((session.snapshot(), ask(session, "digest")))
+    ask(session, "write 5000")
+    images = [tracking.store.paths.image(snapshot.id) for snapshot, _ in taken]
+    saved_by_criu = [sum(file.stat().st_blocks * 512 for file in image.glob("pages-*.img")) for image in images]
+    assert max(saved_by_criu) < 12 * MIB, "it stood still for all of it"
+    assert [pagemaps.depth(image) for image in images] == [1, 1, 2, 1, 1]
+    assert [digest_in_fork(session, snapshot) for snapshot, _ in taken] == [digest for _, digest in taken]
+
+
 def test_pause_and_resume(session: Session) -> None:
     session.snapshot()
     ask(session, "write 30")

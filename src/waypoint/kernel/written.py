@@ -36,6 +36,7 @@ _SCAN = 0xC0606610
 _SCAN_WP, _SCAN_CHECK = 1, 2
 _WRITTEN, _FILE, _PRESENT, _SWAPPED, _ZERO, _GUARD = 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 8
 _REGIONS = 1024
+_LOOKS, _LOOKED_AT = 64, 256 << 10
 _TOP = (1 << 47) - PAGE
 _REGION = struct.Struct("=QQQ")
 
@@ -76,6 +77,18 @@ class Watch:
         """What CRIU does not see of the tracked mappings with `written.c` loaded, of all that it would have saved."""
         with _pagemap(pid) as pagemap:
             return united(page for start, end in self.areas for page in _clean(pagemap, start, end, _ZERO | _WRITTEN))
+
+    def mostly_written(self, pid: int) -> bool:
+        """Of what is looked at, parts of each mapping, more than half."""
+        clean = written = 0
+        with _pagemap(pid) as pagemap:
+            for start, end in self.areas:
+                step = max(_LOOKED_AT, (end - start) // _LOOKS // PAGE * PAGE)
+                for at in range(start, end, step):
+                    part = pagemap, at, min(end, at + _LOOKED_AT)
+                    clean += sum(stop - begin for begin, stop in _pages(*part, _ZERO | _WRITTEN, _ZERO | _WRITTEN))
+                    written += sum(stop - begin for begin, stop in _pages(*part, _ZERO, _ZERO | _WRITTEN))
+        return written > clean
 
     def close(self) -> None:
         """All pages count as written from here on."""
@@ -148,11 +161,14 @@ def clean_elsewhere(pid: int, areas: list[Range]) -> list[Range]:
 
 
 def _clean(pagemap: int, at: int, end: int, unwanted: int) -> Iterator[Range]:
+    return _pages(pagemap, at, end, unwanted, unwanted)
+
+
+def _pages(pagemap: int, at: int, end: int, unwanted: int, asked: int) -> Iterator[Range]:
+    """Pages with all that is `asked` for but not `unwanted`, and nothing that is unwanted."""
     vector = ctypes.create_string_buffer(_REGIONS * _REGION.size)
     while at < end:
-        request = _scan(
-            at, end, 0, unwanted, unwanted, _PRESENT | _SWAPPED, _PRESENT, ctypes.addressof(vector), _REGIONS
-        )
+        request = _scan(at, end, 0, unwanted, asked, _PRESENT | _SWAPPED, _PRESENT, ctypes.addressof(vector), _REGIONS)
         count = fcntl.ioctl(pagemap, _SCAN, request)
         for start, stop, _ in _REGION.iter_unpack(memoryview(vector)[: count * _REGION.size]):
             yield start, stop
