@@ -44,7 +44,8 @@ def test_figures_tables_and_pictures(tmp_path: Path) -> None:
     for what in ("snapshot", "paused", "restore", "fork"):
         assert found["waypoint", what]["n"] == 2
         assert 0 < found["waypoint", what]["least"] <= found["waypoint", what]["p50"] <= found["waypoint", what]["most"]
-    assert found["criu (command line)", "snapshot"]["n"] == 2
+    for plain in ("criu (command line)", "criu, the same tree"):
+        assert found[plain, "snapshot"]["n"] == found[plain, "restore"]["n"] == 2
     assert document["machine"]["cores"] and "load_mean" in document["watch"]
     with (tmp_path / "out/results.csv").open() as rows:
         assert len(list(csv.DictReader(rows))) == len(document["figures"])

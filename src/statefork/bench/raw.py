@@ -1,7 +1,8 @@
-"""The plain `criu` command line on an equal tree: bash, a job, and the process with memory, in no namespace of its own.
+"""The plain `criu` command line: on an equal tree (bash, a job, and the process with memory, in no namespace of its own), and on a
+session's own tree, with its namespaces, mounts and terminal.
 
-What an engine adds to it (files, terminal, first command, bookkeeping) or takes off it shows beside it. It is given what it
-needs to be fast: its knowledge of the kernel is cached, no network namespace is dumped, nothing is logged.
+What an engine adds to it (files, first command, bookkeeping) or takes off it shows beside it. It is given what it needs to be fast:
+its knowledge of the kernel is cached, no network namespace is dumped, nothing is logged.
 """
 
 from __future__ import annotations
@@ -13,19 +14,118 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from statefork.errors import WaypointError
+from waypoint.bases import base_from_rootfs
+from waypoint.bringup import overlay_for
+from waypoint.engine import Engine
 from waypoint.kernel.criu import cached_kernel_options
-from waypoint.kernel.processes import namespace_pids
+from waypoint.kernel.launch import STAGE, launch_argv
+from waypoint.kernel.processes import identify, kill, namespace_pids, wait_gone
 from waypoint.kernel.tools import criu_argv, current_criu
 
-__all__ = ["RawTree"]
+__all__ = ["RawTree", "SameTree"]
 
-_ROOM = 'mount -t tmpfs tmpfs /run && cp -- "$1" /run/criu.kdat; echo; exec cat >/dev/null'
 _libc = ctypes.CDLL(None, use_errno=True)
 _HOLD = "b = bytearray(__import__('os').urandom(1 << 20)) * %d; __import__('time').sleep(10**6)"
+_LIKE_THE_ENGINE = (
+    "--tcp-established", "--file-locks", "--link-remap", "--empty-ns", "net", "--network-lock", "skip",
+)  # fmt: skip
+
+
+class _Room:
+    """A mount namespace for CRIU, with a `/run` of its own that has its knowledge of the kernel, and a root where one is wanted."""
+
+    def __init__(self, root: Sequence[str] = ()) -> None:
+        """`root`: an overlay's options."""
+        options = [*cached_kernel_options(current_criu()), *root]
+        self._keeper = subprocess.Popen(
+            launch_argv("criu", options, (), ["/bin/sh", "-c", "echo; exec cat >/dev/null"]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._keeper.stdout is not None
+        self._keeper.stdout.read(1)
+        self._namespaces = [
+            os.open(f"/proc/{self._keeper.pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("mnt", "cgroup")
+        ]
+
+    def enter(self) -> None:
+        """In a child, before it becomes another program."""
+        for namespace in self._namespaces:
+            if _libc.setns(namespace, 0):
+                raise OSError(ctypes.get_errno(), "setns")
+        os.chdir("/")
+
+    def close(self) -> None:
+        for namespace in self._namespaces:
+            os.close(namespace)
+        self._keeper.communicate()
+
+    def criu(self, images: Path, verb: str, *arguments: str) -> float:
+        """Milliseconds of the command alone."""
+        argv = [*criu_argv(), verb, "-D", str(images), "-v1", "-o", "log", "--manage-cgroups=ignore", *arguments]
+        null = subprocess.DEVNULL
+        began = time.perf_counter()
+        done = subprocess.run(argv, stdin=null, stdout=null, stderr=null, check=False, preexec_fn=self.enter)
+        if done.returncode != 0:
+            raise WaypointError(f"criu {verb} failed: {(images / 'log').read_text(errors='replace')[-500:]}")
+        return (time.perf_counter() - began) * 1000
+
+
+class SameTree:
+    """The tree of a session: each `dump` leaves it running, each `restore` brings up another one beside it, which is ended."""
+
+    def __init__(self, home: Path, rootfs: Path, setup: str) -> None:
+        self._directory = home / "same"
+        self._dumps = 0
+        with ExitStack() as undo:
+            self._engine = undo.enter_context(Engine(home / "waypoint"))
+            self._base = base_from_rootfs(self._engine.store, rootfs)
+            self._session = self._engine.new(base=self._base)
+            undo.callback(self._session.remove)
+            self._session.exec(setup)
+            self._files = self._session.snapshot()
+            undo.callback(self._engine.drop_snapshots, [self._files.id])
+            undo.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            self._room = _Room()
+            undo.callback(self._room.close)
+            self._undo = undo.pop_all()
+
+    def __enter__(self) -> SameTree:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def dump(self) -> float:
+        self._dumps += 1
+        images = self._directory / str(self._dumps)
+        images.mkdir(parents=True)
+        pid = self._session.record.init_pid
+        return self._room.criu(images, "dump", "-t", str(pid), "--leave-running", *_LIKE_THE_ENGINE)
+
+    def restore(self) -> float:
+        """Over a root that is mounted already; without a first command."""
+        images, store = self._directory / str(self._dumps), self._engine.store
+        upper = store.make_upper(store.new_uppers(1)[0], None)
+        overlay = overlay_for(store, self._base, self._files.layers, upper, self._files.spec.idmap)
+        room = _Room(overlay.options())
+        try:
+            took = room.criu(images, "restore", "-d", "--pidfile", "pid", "--root", STAGE, *_LIKE_THE_ENGINE)
+            init = identify(int((images / "pid").read_text()))
+            came, wanted = len(namespace_pids(init.pid)), len(namespace_pids(self._session.record.init_pid))
+            kill(init)
+            wait_gone(init, 30)
+            if came != wanted:
+                raise WaypointError(f"criu restore brought {came} processes back, not {wanted}")
+            return took
+        finally:
+            room.close()
+            store.discard_layers([upper])
 
 
 class RawTree:
@@ -36,19 +136,7 @@ class RawTree:
         self._dumps = 0
         self._memory_mib = memory_mib
         self._pid = 0
-        self._room = subprocess.Popen(
-            ["unshare", "--mount", "--propagation", "private", "sh", "-c", _ROOM, "sh", *cached_kernel_options(current_criu())[1:]],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self._room.stdout is not None
-        self._room.stdout.read(1)
-        self._namespace = os.open(f"/proc/{self._room.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-
-    def _enter(self) -> None:
-        """In a child, before it becomes another program: CRIU and the tree share one mount namespace, with a `/run` of its own."""
-        if _libc.setns(self._namespace, 0):
-            raise OSError(ctypes.get_errno(), "setns")
+        self._room = _Room()
 
     def __enter__(self) -> RawTree:
         holder = f'python3 -c "{_HOLD % self._memory_mib}" & ' if self._memory_mib else ""
@@ -56,7 +144,7 @@ class RawTree:
         null = subprocess.DEVNULL
         self._starter = subprocess.Popen(
             ["bash", "-c", f"exec </dev/null >/dev/null 2>&1; {script}"],
-            stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True, preexec_fn=self._enter,
+            stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True, preexec_fn=self._room.enter,
         )  # fmt: skip
         self._pid = self._starter.pid
         wanted = 3 if self._memory_mib else 2
@@ -73,8 +161,7 @@ class RawTree:
 
     def __exit__(self, *_: object) -> None:
         self._end()
-        os.close(self._namespace)
-        self._room.communicate()
+        self._room.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     @property
@@ -97,12 +184,12 @@ class RawTree:
         """Milliseconds of the command alone. All images are kept, as the others' are: what is deleted leaves warm memory to write to."""
         self._dumps += 1
         self._images.mkdir(parents=True)
-        return self._criu("dump", "-t", str(self._pid), "--leave-running", "--manage-cgroups=ignore")
+        return self._room.criu(self._images, "dump", "-t", str(self._pid), "--leave-running")
 
     def restore(self) -> float:
         """Milliseconds of the command alone; the old tree is ended before."""
         self._end()
-        took = self._criu("restore", "-d", "--pidfile", "pid", "--manage-cgroups=ignore")
+        took = self._room.criu(self._images, "restore", "-d", "--pidfile", "pid")
         self._pid = int((self._images / "pid").read_text())
         (self._images / "pid").unlink()
         return took
@@ -117,15 +204,6 @@ class RawTree:
                     file.write(memory[begin : begin + (1 << 20)])
 
         return copy
-
-    def _criu(self, verb: str, *arguments: str) -> float:
-        began = time.perf_counter()
-        argv = [*criu_argv(), verb, "-D", str(self._images), "-v1", "-o", "log", *arguments]
-        null = subprocess.DEVNULL
-        done = subprocess.run(argv, stdin=null, stdout=null, stderr=null, check=False, preexec_fn=self._enter)
-        if done.returncode != 0:
-            raise WaypointError(f"criu {verb} failed: {(self._images / 'log').read_text(errors='replace')[-500:]}")
-        return (time.perf_counter() - began) * 1000
 
 
 def _resident(pid: int) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from statefork.bench.allowance import Allowance
 from statefork.bench.figures import Samples
 from statefork.bench.machine import disk_used_bytes, use_memory
-from statefork.bench.raw import RawTree
+from statefork.bench.raw import RawTree, SameTree
 from statefork.bench.subjects import Subject
 from statefork.bench.workloads import Workload
 from statefork.environment import Environment
@@ -24,7 +24,7 @@ from statefork.errors import WaypointError
 
 __all__ = ["run_rounds", "timed_ms"]
 
-RAW, WRITE = "criu (command line)", "a plain copy of as much"
+RAW, SAME, WRITE = "criu (command line)", "criu, the same tree", "a plain copy of as much"
 _LEAST_READY_MIB = 512
 _LEAST_ROUNDS = 2
 _SHARE_SECONDS = 6.0
@@ -53,10 +53,12 @@ def run_rounds(
     rounds: int,
     disk: Path,
     raw: Path | None,
+    rootfs: Path | None,
     allow: Allowance,
     on_progress: Callable[[str], None],
 ) -> None:
-    """`raw`: where the plain `criu` command line may keep its images, where the workload has an equal for it.
+    """`raw`: where the plain `criu` command line may keep its images, where the workload has an equal for it; with `rootfs` it is
+    also tried on a session's own tree.
 
     When its share of the time has passed, no round is begun but the least; when as much again has, none but the first, and no
     other backend but ours is prepared.
@@ -82,6 +84,9 @@ def run_rounds(
         if raw is not None:
             tree = stack.enter_context(RawTree(raw, workload.memory_mib))
             runners.append(_Runner(RAW, partial(_plain, workload, tree, samples)))
+            if rootfs is not None and not workload.memory_mib:
+                same = stack.enter_context(SameTree(raw, rootfs, workload.setup))
+                runners.append(_Runner(SAME, partial(_same, workload, same, samples)))
         for i in range(1, (min(workload.rounds, rounds) if workload.rounds else rounds) + 1):
             if i > 1 and allow.left() < (0.0 if i > _LEAST_ROUNDS else -share):
                 break
@@ -115,6 +120,11 @@ def _plain(workload: Workload, tree: RawTree, samples: Samples, _: int) -> None:
         os.sync()
         _ready(workload)
         samples.add(workload.name, WRITE, "snapshot", timed_ms(copy))
+
+
+def _same(workload: Workload, tree: SameTree, samples: Samples, _: int) -> None:
+    samples.add(workload.name, SAME, "snapshot", tree.dump())
+    samples.add(workload.name, SAME, "restore", tree.restore())
 
 
 def _one(workload: Workload, subject: Subject, env: Environment, samples: Samples, disk: Path, i: int) -> None:

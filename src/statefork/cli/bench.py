@@ -87,6 +87,7 @@ def _measure(
     from statefork.bench.rounds import run_rounds
     from statefork.bench.subjects import BACKENDS, find_subjects
     from statefork.errors import UsageError
+    from statefork.testing.images import debian_archive
 
     unknown = [name for name in names if name not in BACKENDS]
     if unknown:
@@ -103,11 +104,12 @@ def _measure(
         missing.update(absent)
         if not ksm and not workloads and not quick and "waypoint" not in missing:
             missing["waypoint, merged"] = "the host's KSM is left alone: `--ksm` turns it on while it is measured"
+        rootfs = debian_archive(packages=work.packages_for(chosen)) if "waypoint" in {one.name for one in subjects} else None
         for workload in chosen:
             raw = home if not workload.step.strip(":") else None
             run_rounds(
                 workload, subjects, samples,
-                rounds=rounds or (3 if quick else 8), disk=home, raw=raw, allow=allow, on_progress=_progress,
+                rounds=rounds or (3 if quick else 8), disk=home, raw=raw, rootfs=rootfs, allow=allow, on_progress=_progress,
             )  # fmt: skip
         for pattern in kinds:
             pattern(subjects, samples, _progress, allow, quick=quick)
