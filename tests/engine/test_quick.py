@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tarfile
 import time
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ import pytest
 from waypoint.engine import Engine
 from waypoint.errors import HostUnsupported, KernelError
 from waypoint.kernel import build_criu, tools
+from waypoint.kernel.criu_worker import Worker
 from waypoint.model import BaseRecord
 from waypoint.session import Session
 
@@ -156,3 +159,26 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(HostUnsupported, match="without gcc"):
         build_criu.build_criu(tmp_path, lambda _: None)
+
+
+def test_a_worker_that_is_killed_while_it_starts_leaves_nobody_behind() -> None:
+    """It forks while it asks the kernel what that can do: who was forked then must not outlive it."""
+    marked = f"WAYPOINT_TEST={time.monotonic_ns()}"
+    name, _, value = marked.partition("=")
+    argv = list(tools.engine_criu().argv)
+    for step in range(60):
+        worker = Worker(argv, hold=[], environment={name: value})
+        time.sleep(step * 0.0001)
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.close()
+    deadline = time.monotonic() + 10
+    while left := [found.name for found in Path("/proc").iterdir() if _has(found, marked)]:
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.02)
+
+
+def _has(process: Path, marked: str) -> bool:
+    try:
+        return marked.encode() in (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False

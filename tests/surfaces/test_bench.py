@@ -102,7 +102,9 @@ def test_when_the_time_is_used_up_ours_is_measured_and_the_others_are_listed(tmp
     samples, said = Samples(), list[str]()
     allow = Allowance(0.0, 2)
     workload = Workload("shell", "", setup="sleep 1000 & :")
-    run_rounds(workload, subjects, samples, rounds=5, disk=tmp_path, raw=None, allow=allow, on_progress=said.append)
+    run_rounds(
+        workload, subjects, samples, rounds=5, disk=tmp_path, raw=None, rootfs=None, allow=allow, on_progress=said.append
+    )
     patterns.unchanged(subjects, samples, said.append, allow, quick=True)
     assert not samples.failures and samples.left_out == {"shell": ["another"], "nothing changed": ["another"]}
     found = {(one.workload, one.backend, one.what): one.n for one in samples.figures()}
