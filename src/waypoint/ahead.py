@@ -169,30 +169,33 @@ class Stock:
         if not self.on:
             return
         if session is not None and not session.spec.files_only:
-            self._later.later(lambda: self._add_dumper(session), PATIENCE)
-        asked = time.monotonic()
-        self._later.later(lambda: self._add_restorer(asked), PATIENCE)
+            self._add(lambda: self._keep_ready(session))
+        self._add(self._add_restorer, for_restore=True)
 
-    def _add_dumper(self, session: SessionRecord) -> None:
-        if self.on:
-            with contextlib.suppress(WaypointError, OSError):
-                self._keep_ready(session)
+    def _add(self, start: Callable[[], None], *, for_restore: bool = False, asked: float | None = None) -> None:
+        """Soon, but not at once, and not beside a restore for as long as there is patience."""
+        asked = asked or time.monotonic()
 
-    def _add_restorer(self, asked: float) -> None:
+        def add() -> None:
+            with self._lock:
+                patience = _MOST_PATIENCE if for_restore and self._restorers else _ENOUGH_PATIENCE
+                waits = self._restoring and time.monotonic() < asked + patience
+            if waits:
+                self._add(start, for_restore=for_restore, asked=asked)
+            elif self.on:
+                with contextlib.suppress(WaypointError, OSError):
+                    start()
+
+        self._later.later(add, PATIENCE)
+
+    def _add_restorer(self) -> None:
         with self._lock:
-            patience = _MOST_PATIENCE if self._restorers else _ENOUGH_PATIENCE
-            waits = self._restoring and time.monotonic() < asked + patience
             enough = len(self._restorers) >= MOST_RESTORERS
-        if waits and self._later.later(lambda: self._add_restorer(asked), PATIENCE):
-            return
-        if not self.on:
-            return
-        with contextlib.suppress(WaypointError, OSError):
-            if not enough:
-                gate = locks.open_lock(self._paths.gate)
-                self._keep_restorer(Restorer(criu.start_restorer([gate]), gate))
-            with self._store.operation():
-                self.spares.add()
+        if not enough:
+            gate = locks.open_lock(self._paths.gate)
+            self._keep_restorer(Restorer(criu.start_restorer([gate]), gate))
+        with self._store.operation():
+            self.spares.add()
 
     def _keep_ready(self, session: SessionRecord) -> None:
         init = Process(session.init_pid, session.init_start)

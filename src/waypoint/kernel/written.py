@@ -79,15 +79,18 @@ class Watch:
             return united(page for start, end in self.areas for page in _clean(pagemap, start, end, _ZERO | _WRITTEN))
 
     def mostly_written(self, pid: int) -> bool:
-        """Of what is looked at, parts of each mapping, more than half."""
-        clean = written = 0
+        """Of what is looked at, some places all over it, more than half."""
+        step = max(_LOOKED_AT, sum(end - start for start, end in self.areas) // _LOOKS & -PAGE)
+        clean = written = skipped = 0
         with _pagemap(pid) as pagemap:
             for start, end in self.areas:
-                step = max(_LOOKED_AT, (end - start) // _LOOKS // PAGE * PAGE)
-                for at in range(start, end, step):
+                at = start + skipped
+                while at < end:
                     part = pagemap, at, min(end, at + _LOOKED_AT)
                     clean += sum(stop - begin for begin, stop in _pages(*part, _ZERO | _WRITTEN, _ZERO | _WRITTEN))
                     written += sum(stop - begin for begin, stop in _pages(*part, _ZERO, _ZERO | _WRITTEN))
+                    at += step
+                skipped = at - end
         return written > clean
 
     def close(self) -> None:
