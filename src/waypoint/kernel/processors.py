@@ -37,7 +37,8 @@ def apart(pid: int) -> Iterator[bool]:
     try:
         yield True
     finally:
-        os.sched_setaffinity(0, ours)
+        with contextlib.suppress(OSError):  # all of them were taken away meanwhile: the kernel has given it others
+            os.sched_setaffinity(0, ours)
 
 
 def _running() -> int:
