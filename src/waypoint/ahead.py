@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from waypoint.errors import WaypointError
+from waypoint.errors import NotFound, WaypointError
 from waypoint.kernel import criu
 from waypoint.kernel.chores import Chores
 from waypoint.model import Process, SessionRecord, new_id
@@ -198,10 +198,12 @@ class Stock:
             self.spares.add()
 
     def _keep_ready(self, session: SessionRecord) -> None:
+        """The record may be of a moment ago: of a session that has gone since, or is another incarnation, nothing is kept."""
+        session = self._store.db.session(session.id)
         init = Process(session.init_pid, session.init_start)
         with self._lock:
             there = self._dumpers.get(session.id)
-            if there is not None and there.usable(init):
+            if session.state != "live" or (there is not None and there.usable(init)):
                 return
         fresh = self._make_ready(session, init)
         with self._store.operation():
@@ -213,6 +215,10 @@ class Stock:
                 old.append(self._dumpers.pop(next(iter(self._dumpers))))
             self._watch()
         self._close(*old)
+        try:
+            self._store.db.session(session.id)
+        except NotFound:  # it was removed meanwhile: whoever did that has not seen this one
+            self.drop(session.id)
 
     def _keep_restorer(self, fresh: Restorer) -> None:
         with self._lock:

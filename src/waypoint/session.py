@@ -484,6 +484,7 @@ class Session:
             self._engine.drafts.stir(self.id)
             self._engine.links.drop(self.id)
             self._store.db.remove_session(self.id)
+            self._engine.stock.drop(self.id)  # one that was about to be kept is seen here, or sees that the row is gone
             faults.point("remove-row")
             self._engine.end_incarnation(record)
             faults.point("remove-ended")

@@ -13,7 +13,7 @@ import pytest
 
 from waypoint import ahead
 from waypoint.engine import Engine
-from waypoint.errors import CriuError
+from waypoint.errors import CriuError, NotFound
 from waypoint.kernel import processes
 from waypoint.model import BaseRecord
 from waypoint.session import Session
@@ -232,10 +232,29 @@ def test_one_fork_has_a_worker_for_its_first_snapshot(eager: Engine, eager_sessi
         fork.remove()
 
 
+def test_no_worker_is_kept_for_a_session_that_is_removed_meanwhile(eager: Engine, eager_session: Session) -> None:
+    taken = eager_session.snapshot()
+    (fork,) = eager_session.fork(1, from_snapshot=taken.id)
+    record = fork.record
+    fork.remove()
+    with pytest.raises(NotFound):
+        eager.stock._keep_ready(record)
+    assert fork.id not in eager.stock._dumpers
+    record = eager_session.record
+    eager_session.restore(taken.id)
+    eager.stock._keep_ready(record)  # of what it was before
+    assert eager.stock._dumpers[eager_session.id].init.pid == eager_session.record.init_pid
+
+
 def test_no_worker_is_started_beside_a_restore_for_a_while(eager: Engine, eager_session: Session) -> None:
     eager_session.snapshot()
     eager.stock.refill(None)
-    until(lambda: len(eager.stock._restorers) == ahead.MOST_RESTORERS, "one more with each operation")
+
+    def all_wait() -> bool:
+        there = list(eager.stock._restorers)
+        return len(there) == ahead.MOST_RESTORERS and all(one.waiting.waits() for one in there)
+
+    until(all_wait, "one more with each operation")
     restorer = eager.stock.restorer()
     assert restorer is not None
     restorer.close()

@@ -117,9 +117,12 @@ class SameTree:
         try:
             took = room.criu(images, "restore", "-d", "--pidfile", "pid", "--root", STAGE, *_LIKE_THE_ENGINE)
             init = identify(int((images / "pid").read_text()))
-            came, wanted = len(namespace_pids(init.pid)), len(namespace_pids(self._session.record.init_pid))
-            kill(init)
-            wait_gone(init, 30)
+            try:
+                (images / "pid").unlink()
+                came, wanted = len(namespace_pids(init.pid)), len(namespace_pids(self._session.record.init_pid))
+            finally:
+                kill(init)
+                wait_gone(init, 30)
             if came != wanted:
                 raise WaypointError(f"criu restore brought {came} processes back, not {wanted}")
             return took

@@ -85,8 +85,11 @@ def run_rounds(
             tree = stack.enter_context(RawTree(raw, workload.memory_mib))
             runners.append(_Runner(RAW, partial(_plain, workload, tree, samples)))
             if rootfs is not None and not workload.memory_mib:
-                same = stack.enter_context(SameTree(raw, rootfs, workload.setup))
-                runners.append(_Runner(SAME, partial(_same, workload, same, samples)))
+                try:
+                    same = stack.enter_context(SameTree(raw, rootfs, workload.setup))
+                    runners.append(_Runner(SAME, partial(_same, workload, same, samples)))
+                except WaypointError as error:
+                    samples.fail(workload.name, SAME, error.message)
         for i in range(1, (min(workload.rounds, rounds) if workload.rounds else rounds) + 1):
             if i > 1 and allow.left() < (0.0 if i > _LEAST_ROUNDS else -share):
                 break

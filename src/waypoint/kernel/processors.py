@@ -29,16 +29,20 @@ def apart(pid: int) -> Iterator[bool]:
         yield False
         return
     try:
-        os.sched_setaffinity(pid, ours - {here})
-        os.sched_setaffinity(0, {here})
-    except OSError:  # it has ended, which is for others to find out; or the processor has been taken away
-        yield False
-        return
-    try:
-        yield True
+        kept = _kept(pid, ours - {here}, here)
+        yield kept
     finally:
         with contextlib.suppress(OSError):  # all of them were taken away meanwhile: the kernel has given it others
             os.sched_setaffinity(0, ours)
+
+
+def _kept(pid: int, others: set[int], here: int) -> bool:
+    try:
+        os.sched_setaffinity(pid, others)
+        os.sched_setaffinity(0, {here})
+    except OSError:  # it has ended, which is for others to find out; or the processor has been taken away
+        return False
+    return True
 
 
 def _running() -> int:
