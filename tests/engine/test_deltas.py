@@ -241,7 +241,12 @@ def test_memory_that_changes_while_it_is_copied_comes_back_as_of_one_instant(ses
 def _numbers(session: Session) -> list[int]:
     """Of a program that is stopped: what its race had written."""
     address = int(session.exec("cat /tmp/address").stdout)
-    with Path(f"/proc/{program_pid(session)}/mem").open("rb", buffering=0) as memory:
+    pid = program_pid(session)
+    deadline = time.monotonic() + 30
+    while any(processes.state(int(thread.name)) != "T" for thread in Path(f"/proc/{pid}/task").iterdir()):
+        assert time.monotonic() < deadline, "it does not stop"  # the thread that gets the signal has to tell the others
+        time.sleep(0.001)
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         memory.seek(address)
         block = memory.read(512 * 4096)
     return [int.from_bytes(block[page * 4096 : page * 4096 + 4], "little") for page in range(512)]
