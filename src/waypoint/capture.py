@@ -125,7 +125,6 @@ def take(
         faults.point("snapshot-quiesced")
 
         def when_frozen() -> bool:
-            delta.look()
             sealing.inspect()
             sealing.io = pulse.io_counts(sealing.held)
             if ends or not sealing.still:
@@ -178,10 +177,12 @@ def take(
 
         dumped = dumper.dump(
             when_frozen=when_frozen,
+            watched=delta.watched,
+            look=delta.look,
             while_frozen=while_frozen,
             before_release=before_release,
             meanwhile=meanwhile,
-            apart=ready.ahead and not ends and not delta.tracks,
+            apart=ready.ahead and not ends,
         )
         faults.point("snapshot-dumped")
         if ends:  # CRIU has ended the tree

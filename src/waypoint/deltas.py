@@ -24,17 +24,20 @@ from pathlib import Path
 
 from waypoint.errors import CriuError, DiskFull, KernelError, WaypointError
 from waypoint.kernel import pagemaps, processes, usage
-from waypoint.kernel.written import Range, Watch, anonymous, can_be_tracked, clean_elsewhere, united, without
+from waypoint.kernel.regions import Range, Regions
+from waypoint.kernel.written import Watch, anonymous, can_be_tracked, clean_elsewhere, united, within, without
 from waypoint.model import Process, SessionRecord
 from waypoint.store import locks
 from waypoint.store.paths import Paths
 
 __all__ = ["Delta", "DeltaLost", "Deltas", "Tracking"]
 
-MOST_PARENTS = 12
+MOST_PARENTS = 24
 _MOST_SESSIONS = 8
 _MOSTLY = 0.75
-_COMING = ".parent"
+_WORTH_COPYING = 1 << 20
+"""Less than that CRIU saves as quickly itself, and the image has one parent less."""
+_COMING, _ABOVE = ".parent", ".above"
 """CRIU must not see it before it has dumped: it would do its own kind of tracking."""
 
 
@@ -59,7 +62,9 @@ class _Watched:
     saved: list[Range] = field(default_factory=list)
     """What of its memory the last image holds, with its parents."""
     clean: list[Range] = field(default_factory=list)
-    """What of it was not written since, as CRIU began."""
+    """What of it CRIU need not save: it was not written since, or has been saved before CRIU touched anything."""
+    written: list[Range] = field(default_factory=list)
+    """What was and is left to CRIU."""
 
 
 @dataclass(slots=True)
@@ -86,15 +91,25 @@ class _Tracked:
 class Delta:
     """For one snapshot. Without anything to track it does nothing."""
 
-    def __init__(self, owner: Deltas, session: str, tracked: _Tracked | None, written: bool) -> None:
+    def __init__(self, owner: Deltas, session: str, images: Path, tracked: _Tracked | None, written: bool) -> None:
         self._owner = owner
         self._session = session
+        self._images = images
         self._tracked = tracked
+        self._looked = False
         self.written = written
         """CRIU is to save only what was written since."""
 
+    def watched(self) -> list[int]:
+        """The processes that CRIU must not touch before `look` has been at them."""
+        if self._tracked is None or not self.written:
+            return []
+        for process in [process for process in self._tracked.watched if _ended(process.pid)]:
+            self._tracked.forget(process)
+        return [process.pid for process in self._tracked.watched]
+
     def look(self) -> None:
-        """When everything stands still, and CRIU has not touched anything.
+        """When everything stands still, and CRIU has touched none of those that are watched.
 
         Not later: CRIU runs code of its own in each thread, for which the kernel writes to the thread's memory (rseq). A page that it
         found clean and left out may be written to by the time that it is done.
@@ -102,9 +117,8 @@ class Delta:
         if self._tracked is None or not self.written:
             return
         tracked = self._tracked
-        for process in [process for process in tracked.watched if _ended(process.pid)]:
-            tracked.forget(process)
         watched = {process.pid: one for process, one in tracked.watched.items()}
+        found: dict[int, Regions] = {}
         for pid in processes.namespace_pids(tracked.init.pid):
             if _ended(pid):
                 continue
@@ -115,18 +129,46 @@ class Delta:
                 continue
             if not can_be_tracked(pid):
                 raise DeltaLost(f"process {pid} has just become one that cannot be tracked")
-            one.clean = one.watch.clean_pages(pid)
-            if without(one.clean, united(anonymous(pid))):
+            found[pid] = one.watch.take_written(pid)
+            try:
+                one.clean = found[pid].whole()
+            except KernelError as error:
+                raise DeltaLost(f"process {pid}: {error.message}") from error
+            if not within(one.clean, one.saved):  # there is new memory
+                one.clean = found[pid].clean()
+            if not within(one.clean, united(anonymous(pid))):
                 raise DeltaLost(f"process {pid} has a file where it had memory when that was to be tracked")
-            if without(one.clean, one.saved):
+            if not within(one.clean, one.saved):
                 raise DeltaLost(f"memory of process {pid} was left out that no earlier image holds")
+        written = sum(regions.written_bytes() for regions in found.values())
+        if written >= _WORTH_COPYING and pagemaps.depth(self._images / _COMING) + 2 <= MOST_PARENTS:
+            self._save(watched, found)
+        else:
+            for pid, regions in found.items():
+                watched[pid].clean, watched[pid].written = regions.clean(), regions.written()
+                watched[pid].watch.leave(watched[pid].written)
+        self._looked = True
+
+    def _save(self, watched: dict[int, _Watched], found: dict[int, Regions]) -> None:
+        """What was written, into an image between that which is coming and the last one, while CRIU is busy elsewhere."""
+        coming, above = self._images / _COMING, self._images / _ABOVE
+        above.mkdir()
+        coming.rename(above / pagemaps.PARENT)
+        above.rename(coming)
+        for pid, regions in found.items():
+            one = watched[pid]
+            missing = pagemaps.save_written(pid, one.number, regions, coming)
+            one.watch.leave(missing)
+            one.clean = without(regions.whole(), missing)
 
     def mark(self) -> None:
         """When CRIU has saved what it saw, and nothing runs yet: what is written from now on is what the next one has to save."""
         if self._tracked is not None:
+            if self.written and not self._looked:
+                raise DeltaLost("nobody has looked at the memory that CRIU has left out")
             for process, one in list(self._tracked.watched.items()):
-                now = one.watch.clean_pages(process.pid)
-                one.watch.arm(process.pid, but=without(one.clean, now))
+                one.watch.arm(process.pid, but=one.watch.areas)
+                one.watch.protect(process.pid, one.written)
                 if not one.watch.areas and not one.clean:  # it has become another program: that has memory of its own
                     self._tracked.forget(process)
 
@@ -151,7 +193,7 @@ class Delta:
             shutil.rmtree(images / _COMING, ignore_errors=True)
         self._tracked.depth = pagemaps.depth(images)
         for one in self._tracked.watched.values():
-            one.clean = []
+            one.clean, one.written = [], []
 
     def keep(self, image: str) -> None:
         """The snapshot is made: the next one builds on it."""
@@ -212,7 +254,7 @@ class Deltas:
             if tracked is not None:
                 tracked.close()
             raise
-        return Delta(self, session.id, tracked, tracked is not None and bool(tracked.watched))
+        return Delta(self, session.id, images, tracked, tracked is not None and bool(tracked.watched))
 
     def _big(self, init: Process) -> set[Process]:
         found = set()

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from waypoint.kernel import pagemaps
 from waypoint.kernel.pagemaps import copy_memory, same_pages
-from waypoint.kernel.written import PAGE, Range, united, without
+from waypoint.kernel.regions import Range
+from waypoint.kernel.written import PAGE, united, without
 
 ranges = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 6)).map(lambda pair: (pair[0] * PAGE, sum(pair) * PAGE)), max_size=12

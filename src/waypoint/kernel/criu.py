@@ -44,6 +44,8 @@ _OWN_USERS = "waypoint[userns]"
 _NO_SOCKETS = "waypoint[unix]"
 """What our own CRIU need not find out (kernel/quick): that the session's user namespace can be entered, and that no process
 but init has a socket. Another CRIU takes them for the names of things outside, and meets none."""
+_UNTOUCHED = "waypoint[memory-{}]"
+"""Our own asks ("memory") before it touches this process."""
 LINK_PREFIX = "link_remap."
 """CRIU's names, in the session, for open files whose own name is gone while another is left; it removes them after the dump."""
 
@@ -67,9 +69,10 @@ class Dumper:
         self._wait = False
         self._leave_running = True
         self._images = Path()
-        kernel = cached_kernel_options()
-        options = [*kernel, "--enter", str(init_pid), "--network", "own" if own_network else "host"]
-        argv = launch_argv("criu", options, (), list(tools.engine_criu().argv))
+        own = tools.engine_criu()
+        self._asks = own == tools.quick_criu()
+        options = [*cached_kernel_options(own), "--enter", str(init_pid), "--network", "own" if own_network else "host"]
+        argv = launch_argv("criu", options, (), list(own.argv))
         self._worker = Worker(argv, hold=hold, environment=_environment(written))
 
     def __enter__(self) -> Dumper:
@@ -107,15 +110,18 @@ class Dumper:
         self,
         *,
         when_frozen: Callable[[], bool],
+        look: Callable[[], None],
         while_frozen: Callable[[], None],
         before_release: Callable[[], None],
         meanwhile: Callable[[], None],
+        watched: Callable[[], Sequence[int]],
         apart: bool = False,
     ) -> Dumped:
         """Dump the tree.
 
         `when_frozen` runs as soon as every process has stopped, before CRIU does anything in the session (it makes and removes
-        directories there), and says whether there may be connections. `while_frozen` runs beside CRIU's own work, `before_release`
+        directories there), and says whether there may be connections. `look` is done before CRIU touches one of the processes
+        `watched`, beside what it does before that. `while_frozen` runs beside CRIU's own work, `before_release`
         when both are done, before anything moves again (or dies, if not `leave_running`), and `meanwhile` as it does.
         `apart`: CRIU and the caller on processors of their own; then nothing of all that may start what outlives it.
 
@@ -123,6 +129,7 @@ class Dumper:
         """
         images, pid, own_network = self._images, self._pid, self._own_network
         stopped: list[float] = []
+        rest = [while_frozen]
 
         def mark(_: int) -> None:
             stopped.append(time.perf_counter())
@@ -133,7 +140,21 @@ class Dumper:
                 self._worker.tell(_NO_SOCKETS)
             if own_network and connected and netlock.has_connections(pid):
                 held.callback(netlock.lock_network(pid))
-            return while_frozen
+            untouched = watched() if self._asks else ()
+            for one in untouched:
+                self._worker.tell(_UNTOUCHED.format(one))
+            if untouched:
+                return look_beside
+            look()
+            return rest.pop()
+
+        def look_beside() -> None:
+            look()
+            if not self._worker.has_asked():  # it is not there yet
+                rest.pop()()
+
+        def looked(_: int) -> Callable[[], None] | None:
+            return rest.pop() if rest else None
 
         def mend() -> None:
             if own_network:
@@ -141,6 +162,8 @@ class Dumper:
             criu_images.mend_terminals(images)
 
         def released(_: int) -> Callable[[], None]:
+            if rest:
+                raise CriuError("criu has not asked whether it may touch the processes whose memory is tracked")
             if not self._leave_running:  # whoever finds that it has ended takes the images as they are
                 mend()
             before_release()
@@ -155,6 +178,7 @@ class Dumper:
             hooks: dict[str, Hook] = {
                 "pre-dump": mark,
                 "query-ext-files": frozen,
+                "memory": looked,
                 "post-dump": released,
             }
             if apart:

@@ -30,9 +30,10 @@ _GUARD = 'free=$1; shift; read -r word; [ -s "/proc/self/fd/$free" ] || kill -9 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def _ended(pidfd: int) -> bool:
+def _readable(fd: int) -> bool:
+    """A pidfd is when its process has ended."""
     poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
+    poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
 
 
@@ -67,7 +68,11 @@ class Worker:
         return self._process.pid
 
     def there(self) -> bool:
-        return not _ended(self._pidfd)
+        return not _readable(self._pidfd)
+
+    def has_asked(self) -> bool:
+        """It waits for an answer, or has ended."""
+        return _readable(self._socket.fileno())
 
     def waits(self) -> bool:
         """It has become CRIU, in namespaces of its own, and nothing has ended it since."""

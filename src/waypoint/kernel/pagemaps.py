@@ -16,11 +16,22 @@ from functools import partial
 from pathlib import Path
 
 from waypoint.kernel.criu_images_pb2 import pagemap_entry, pagemap_head
+from waypoint.kernel.regions import Range, Regions
 from waypoint.kernel.syscalls import read_memory, same_bytes
-from waypoint.kernel.wire_format import messages, write_messages
-from waypoint.kernel.written import PAGE, Range, united, without
+from waypoint.kernel.wire_format import framed, messages, write_messages
+from waypoint.kernel.written import PAGE, united, without
 
-__all__ = ["PARENT", "copy_memory", "depth", "holds", "inherit", "link_parent", "same_pages", "saved_pages"]
+__all__ = [
+    "PARENT",
+    "copy_memory",
+    "depth",
+    "holds",
+    "inherit",
+    "link_parent",
+    "same_pages",
+    "save_written",
+    "saved_pages",
+]
 
 PARENT = "parent"
 _IN_PARENT, _PRESENT = 1, 4
@@ -77,14 +88,42 @@ def copy_memory(pid: int, number: int, ranges: Sequence[Range], place: Path) -> 
 
     Returns those that could not be read.
     """
-    missing: list[Range] = []
-    pages_id = _OWN_PAGES + number
+    _write_pagemap(place, number, (_entry(start, end, _PRESENT) for start, end in ranges))
+    with _pages(place, number) as pages:
+        return _copy_pages(pid, ranges, pages)
+
+
+def save_written(pid: int, number: int, found: Regions, place: Path) -> list[Range]:
+    """An image of what was written, with the rest in its parent; returns what could not be read. The process stands still."""
+    with _pages(place, number) as pages:
+        missing: list[Range] = []
+        if not found.save_written(pid, pages):
+            os.ftruncate(pages, 0)
+            missing = _copy_pages(pid, found.written(), pages)
+    _write_pagemap(place, number, (), found.entries())
+    return missing
+
+
+def _write_pagemap(place: Path, number: int, entries: Iterable[bytes], more: bytes = b"") -> None:
+    """`more`: entries, each behind its size."""
     _pagemap(place, number).unlink(missing_ok=True)  # it may be a link of another image's
-    head = pagemap_head(pages_id=pages_id).SerializeToString()
-    _pagemap(place, number).write_bytes(_MAGIC)
-    write_messages(_pagemap(place, number), [head, *(_entry(start, end, _PRESENT) for start, end in ranges)])
+    head = pagemap_head(pages_id=_OWN_PAGES + number).SerializeToString()
+    _pagemap(place, number).write_bytes(_MAGIC + framed([head, *entries]) + more)
+
+
+@contextlib.contextmanager
+def _pages(place: Path, number: int) -> Iterator[int]:
+    path = place / f"pages-{_OWN_PAGES + number}.img"
+    pages = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        yield pages
+    finally:
+        os.close(pages)
+
+
+def _copy_pages(pid: int, ranges: Sequence[Range], pages: int) -> list[Range]:
+    missing: list[Range] = []
     memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    pages = os.open(place / f"pages-{pages_id}.img", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         with ThreadPoolExecutor(2, thread_name_prefix="pages") as pool:
             copy = partial(_copy, pid, memory, pages, threading.local(), missing)
@@ -92,7 +131,6 @@ def copy_memory(pid: int, number: int, ranges: Sequence[Range], place: Path) -> 
                 pass
         return united(missing)
     finally:
-        os.close(pages)
         os.close(memory)
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "is_criu",
     "launch_path",
     "own_criu_argv",
+    "pages_path",
     "prefix",
     "program_path",
     "quick_criu",
@@ -50,6 +51,8 @@ OLDEST_CRIU = (4, 1)
 COMPILE_FLAGS = ("-static", "-O2", "-Wall", "-Wextra")
 _LIBRARY_FLAGS = ("-shared", "-fPIC", "-nostdlib", "-O2", "-Wall", "-Wextra")
 """It is loaded into CRIU, which brings its own C library."""
+_PYTHON_FLAGS = ("-shared", "-fPIC", "-O2", "-Wall", "-Wextra")
+"""It is loaded into the interpreter."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SYSTEM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -74,6 +77,7 @@ PROGRAMS = (
     Program("init", _PACKAGE / "guest" / "native" / "init.c"),
     Program("written.so", _PACKAGE / "kernel" / "quick" / "written.c", _LIBRARY_FLAGS),
     Program("survey", _PACKAGE / "kernel" / "walker" / "survey.c"),
+    Program("pages.so", _PACKAGE / "kernel" / "pages" / "pages.c", _PYTHON_FLAGS),
 )
 
 QUICK_VERSION = "4.2.1"
@@ -270,6 +274,11 @@ def written_path() -> Path:
 def survey_path() -> Path:
     """What looks at layers of thousands of files."""
     return _ours(3)
+
+
+def pages_path() -> Path:
+    """What saves thousands of single pages (regions.py)."""
+    return _ours(4)
 
 
 def _ours(number: int) -> Path:

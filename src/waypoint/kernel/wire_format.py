@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Field", "messages", "pack", "signed", "unpack", "write_messages"]
+__all__ = ["Field", "framed", "messages", "pack", "signed", "unpack", "write_messages"]
 
 Field = tuple[int, int | bytes]
 """Number and value: an integer, or the bytes of a string or of a message inside."""
@@ -31,7 +31,11 @@ def messages(image: Path) -> Iterator[bytes]:
 
 def write_messages(image: Path, new: list[bytes]) -> None:
     head = image.read_bytes()[:_MAGICS]
-    image.write_bytes(head + b"".join(len(message).to_bytes(4, "little") + message for message in new))
+    image.write_bytes(head + framed(new))
+
+
+def framed(new: list[bytes]) -> bytes:
+    return b"".join(len(message).to_bytes(4, "little") + message for message in new)
 
 
 def unpack(message: bytes) -> list[Field]:

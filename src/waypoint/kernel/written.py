@@ -18,12 +18,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from waypoint.errors import HostUnsupported, KernelError
 from waypoint.kernel.inject import Injection, inside
 from waypoint.kernel.processes import state
+from waypoint.kernel.regions import WRITTEN, Range, Regions
 from waypoint.kernel.syscalls import pidfd_getfd
 
-__all__ = ["PAGE", "Range", "Watch", "anonymous", "can_be_tracked", "clean_elsewhere", "united", "without"]
-
-Range = tuple[int, int]
-"""Addresses, from and up to."""
+__all__ = ["PAGE", "Watch", "anonymous", "can_be_tracked", "clean_elsewhere", "united", "within", "without"]
 
 PAGE = 4096
 _LEAST = 1 << 18
@@ -34,8 +32,9 @@ _API, _REGISTER, _UNREGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0x8010AA01
 _API_VERSION, _WP_ASYNC, _MODE_WP = 0xAA, 1 << 15, 1 << 1
 _SCAN = 0xC0606610
 _SCAN_WP, _SCAN_CHECK = 1, 2
-_WRITTEN, _FILE, _PRESENT, _SWAPPED, _ZERO, _GUARD = 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 8
+_ALLOWED, _FILE, _PRESENT, _SWAPPED, _ZERO, _GUARD = 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 8
 _REGIONS = 1024
+_MANY_REGIONS = 16384
 _LOOKS, _LOOKED_AT = 64, 256 << 10
 _TOP = (1 << 47) - PAGE
 _REGION = struct.Struct("=QQQ")
@@ -52,7 +51,7 @@ class Watch:
         self._fd = _make(pid)
 
     def arm(self, pid: int, *, but: Sequence[Range] = ()) -> None:
-        """From now on a page is clean until it is written to, `but` some, which stay written."""
+        """From now on a page is clean until it is written to, `but` some: those are clean or not as they were."""
         self.areas = []
         left_out = list(but)
         with _pagemap(pid) as pagemap:
@@ -67,6 +66,36 @@ class Watch:
                     with contextlib.suppress(OSError):
                         fcntl.ioctl(self._fd, _UNREGISTER, struct.pack("=QQ", start, end - start))
 
+    def take_written(self, pid: int) -> Regions:
+        """All that CRIU would save of the tracked mappings; what of it was written counts as clean from now on.
+
+        One look for both: the kernel tells what it protects. What was mapped anew where a tracked mapping was is not in it.
+        """
+        found = bytearray()
+        inverted, mask = _ZERO | _GUARD, _ZERO | _GUARD | _ALLOWED
+        vector = ctypes.create_string_buffer(_MANY_REGIONS * _REGION.size)
+        place = ctypes.addressof(vector)
+        with _pagemap(pid) as pagemap:
+            for at, end in self.areas:
+                while at < end:
+                    request = _scan(
+                        at, end, _SCAN_WP, inverted, mask, _PRESENT | _SWAPPED, _PRESENT | WRITTEN, place, _MANY_REGIONS
+                    )
+                    count = fcntl.ioctl(pagemap, _SCAN, request)
+                    found += memoryview(vector)[: count * _REGION.size]
+                    if count < _MANY_REGIONS:
+                        break
+                    # how far it came the kernel tells too low if it has emptied its own, smaller vector on the way
+                    (at,) = struct.unpack_from("=Q", request, 32)
+                    at = max(at, _REGION.unpack_from(found, len(found) - _REGION.size)[1])
+        return Regions(found)
+
+    def protect(self, pid: int, ranges: Iterable[Range]) -> None:
+        """Parts of tracked mappings that count as clean from now on."""
+        with _pagemap(pid) as pagemap:
+            for start, end in ranges:
+                _protect(pagemap, start, end)
+
     def leave(self, ranges: Iterable[Range]) -> None:
         """These count as written, too."""
         for start, end in ranges:
@@ -76,7 +105,7 @@ class Watch:
     def clean_pages(self, pid: int) -> list[Range]:
         """What CRIU does not see of the tracked mappings with `written.c` loaded, of all that it would have saved."""
         with _pagemap(pid) as pagemap:
-            return united(page for start, end in self.areas for page in _clean(pagemap, start, end, _ZERO | _WRITTEN))
+            return united(page for start, end in self.areas for page in _clean(pagemap, start, end, _ZERO | WRITTEN))
 
     def mostly_written(self, pid: int) -> bool:
         """Of what is looked at, some places all over it, more than half."""
@@ -87,8 +116,8 @@ class Watch:
                 at = start + skipped
                 while at < end:
                     part = pagemap, at, min(end, at + _LOOKED_AT)
-                    clean += sum(stop - begin for begin, stop in _pages(*part, _ZERO | _WRITTEN, _ZERO | _WRITTEN))
-                    written += sum(stop - begin for begin, stop in _pages(*part, _ZERO, _ZERO | _WRITTEN))
+                    clean += sum(stop - begin for begin, stop in _pages(*part, _ZERO | WRITTEN, _ZERO | WRITTEN))
+                    written += sum(stop - begin for begin, stop in _pages(*part, _ZERO, _ZERO | WRITTEN))
                     at += step
                 skipped = at - end
         return written > clean
@@ -160,7 +189,7 @@ def clean_elsewhere(pid: int, areas: list[Range]) -> list[Range]:
     """Pages outside of `areas` that somebody else write-protected: those would be missing in a dump."""
     with _pagemap(pid) as pagemap:
         gaps = without([(0, _TOP)], united(areas))
-        return [page for start, end in gaps for page in _clean(pagemap, start, end, _ZERO | _FILE | _WRITTEN)]
+        return [page for start, end in gaps for page in _clean(pagemap, start, end, _ZERO | _FILE | WRITTEN)]
 
 
 def _clean(pagemap: int, at: int, end: int, unwanted: int) -> Iterator[Range]:
@@ -186,7 +215,7 @@ def _protect(pagemap: int, start: int, end: int) -> None:
     vector = ctypes.create_string_buffer(_REGIONS * _REGION.size)
     place = ctypes.addressof(vector)
     while start < end:
-        flags, mask = _SCAN_WP | _SCAN_CHECK, _WRITTEN | _GUARD
+        flags, mask = _SCAN_WP | _SCAN_CHECK, WRITTEN | _GUARD
         request = _scan(start, end, flags, _GUARD, mask, _PRESENT | _SWAPPED, _PRESENT, place, _REGIONS)
         fcntl.ioctl(pagemap, _SCAN, request)
         (walked,) = struct.unpack_from("=Q", request, 32)
@@ -242,6 +271,17 @@ def united(ranges: Iterable[Range]) -> list[Range]:
         else:
             found.append((start, end))
     return found
+
+
+def within(ranges: list[Range], others: list[Range]) -> bool:
+    """All of `ranges` is in `others`; both in order, those united."""
+    at = 0
+    for start, end in ranges:
+        while at < len(others) and others[at][1] < end:
+            at += 1
+        if at == len(others) or others[at][0] > start:
+            return False
+    return True
 
 
 def without(ranges: list[Range], others: list[Range]) -> list[Range]:
