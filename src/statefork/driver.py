@@ -42,6 +42,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from statefork.counted import Counted
 from statefork.errors import ExecTimeout, KernelError, Unsupported
 from statefork.files import GuestFiles
 from statefork.manifest import Comparison, Manifest, read_guest_manifest
@@ -63,7 +64,7 @@ class Place:
     """StateFork's state directory: resources marked with another one belong to someone else."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Captured:
     """A stored state as its driver knows it. `handle` is the driver's own and opaque to everyone else."""
 
@@ -72,7 +73,7 @@ class Captured:
     """`Capability` words that this very state holds; a subset of what the probe promised."""
     not_captured: tuple[str, ...] = ()
     """What was there and is not in it, in words for a person ("1 process", "tcp connection 10.0.0.2:80")."""
-    files_bytes: int = 0
+    files_bytes: Counted = Counted()
     memory_bytes: int = 0
     paused_ms: float | None = None
     processes: tuple[str, ...] = ()

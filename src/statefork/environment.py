@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Literal, overload
 
 from statefork.arguments import check_mode
+from statefork.counted import as_given
 from statefork.driver import Driver, Live
 from statefork.errors import SessionDead, Unsupported, UsageError, WaypointError, WrongState
 from statefork.family import Family, Standing, mapped
@@ -483,4 +484,4 @@ class Environment(Inside):
 
 def _note(draft: Draft, node: Node) -> None:
     draft.snapshot = node.snapshot.id
-    draft.files_bytes, draft.memory_bytes = node.captured.files_bytes, node.captured.memory_bytes
+    draft.files_bytes, draft.memory_bytes = as_given(node.captured, "files_bytes"), node.captured.memory_bytes

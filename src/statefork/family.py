@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from statefork.aside import Aside
+from statefork.counted import as_given
 from statefork.driver import Captured, Driver, Live, Place
 from statefork.errors import DiskFull, KernelError, NotFound, SessionDead, WaypointError
 from statefork.home import Grounds
@@ -119,7 +120,7 @@ class Family:
                 created_at=created_at,
                 duration_ms=duration_ms,
                 paused_ms=duration_ms if captured.paused_ms is None else captured.paused_ms,
-                files_bytes=captured.files_bytes,
+                files_bytes=as_given(captured, "files_bytes"),
                 memory_bytes=captured.memory_bytes,
                 captured=captured.captured,
                 not_captured=captured.not_captured,
@@ -147,7 +148,7 @@ class Family:
             handle=self.driver.handle_of(note.handle),
             captured=snapshot.captured,
             not_captured=snapshot.not_captured,
-            files_bytes=snapshot.files_bytes,
+            files_bytes=as_given(snapshot, "files_bytes"),
             memory_bytes=snapshot.memory_bytes,
             paused_ms=snapshot.paused_ms,
             processes=snapshot.processes,

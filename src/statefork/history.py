@@ -11,10 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, overload
 
+from statefork.counted import Bytes, Counted
+
 __all__ = ["History", "Operation", "OperationStats", "Stats"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Operation:
     """One call. `duration_ms` runs until the environment has answered, not until a tool has returned."""
 
@@ -27,7 +29,7 @@ class Operation:
     error: str | None
     """The error's code; None if it went well."""
     snapshot: str | None = None
-    files_bytes: int = 0
+    files_bytes: Counted = Counted()
     memory_bytes: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)
 
@@ -93,7 +95,7 @@ class History(Sequence[Operation]):
         duration_ms: float,
         error: str | None = None,
         snapshot: str | None = None,
-        files_bytes: int = 0,
+        files_bytes: Bytes = 0,
         memory_bytes: int = 0,
         details: Mapping[str, Any] | None = None,
     ) -> Operation:

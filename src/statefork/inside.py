@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from statefork.arguments import bytes_or_none, command_bytes, seconds
+from statefork.counted import Bytes
 from statefork.driver import Live, Terminal
 from statefork.errors import Busy, ExecTimeout, UsageError
 from statefork.family import Standing
@@ -26,7 +27,7 @@ class Draft:
     """What an operation has to add to its history record."""
 
     snapshot: str | None = None
-    files_bytes: int = 0
+    files_bytes: Bytes = 0
     memory_bytes: int = 0
     details: dict[str, Any] = field(default_factory=dict)
 

@@ -8,6 +8,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import IO, Literal
 
+from statefork.counted import Counted
+
 __all__ = [
     "OUTPUT_LIMIT_BYTES",
     "Capabilities",
@@ -148,7 +150,7 @@ class Usage:
     memory_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """An immutable record of an environment at one instant."""
 
@@ -161,8 +163,8 @@ class Snapshot:
     duration_ms: float
     paused_ms: float
     """How long the environment stood still for it; equal to `duration_ms` where the backend cannot tell."""
-    files_bytes: int
-    """Storage that this snapshot added for files, over its parent."""
+    files_bytes: Counted = Counted()
+    """Storage that this snapshot added for files, over its parent. Thousands of files are counted a moment later: to read it waits."""
     memory_bytes: int
     captured: tuple[str, ...]
     not_captured: tuple[str, ...]

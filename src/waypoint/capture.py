@@ -13,6 +13,7 @@ from typing import Any
 
 from waypoint import bringup, faults
 from waypoint.ahead import Ready, Stock
+from waypoint.counting import NOT_YET
 from waypoint.deltas import Deltas
 from waypoint.ending import resolve
 from waypoint.errors import DiskFull, WaypointError
@@ -20,6 +21,7 @@ from waypoint.guest.connection import quiesce
 from waypoint.kernel import (
     cgroups,
     criu,
+    later,
     moved,
     obstacles,
     processes,
@@ -32,6 +34,7 @@ from waypoint.manifest import describe_session, told
 from waypoint.model import BaseRecord, Capture, ExecResult, Process, SessionRecord, SnapshotRecord
 from waypoint.reapply import TYPED
 from waypoint.sealing import Sealing, is_big, parent_of
+from waypoint.squash import DEPTH
 from waypoint.store import locks
 from waypoint.store.store import Store
 from waypoint.verify import FILES, file_digest
@@ -78,11 +81,13 @@ def take(
     whole: bool = False,
     end_session: bool = False,
     draft: bool = False,
+    count: bool = True,
     stock: Stock | None = None,
 ) -> Taken:
     """The caller holds the session's lock, `ready.lock`. On any failure before the commit the session runs on as it was.
 
     `ask_shell`: what the shell says of itself, None if it is busy; what it is called with is done meanwhile.
+    `count`: if not, what its files take may be left to be found out (counting.py).
     `draft`: no row is made, so that all of it is garbage until the caller makes one; NoDraft where that is not to be done.
     """
     sealing = Sealing(store, session, snapshot)
@@ -94,6 +99,8 @@ def take(
     obstacles.refuse_queues(init.pid)
     staging = ready.staging(store.paths.images, snapshot)
     try:
+        if len(session.layers) >= DEPTH - 1 and not (base.flat or end_session or draft) and is_big(session, upper, draft=False):
+            sealing.merge_below(base)
         faults.point("snapshot-staged")
         stack.enter_context(locks.shared_on(ready.gate))
         delta = deltas.begin(session, staging, lambda: _origin(store, session), whole=whole)
@@ -104,6 +111,8 @@ def take(
             nonlocal dumper, ends
             if dumper is None:
                 sealing.rehome = not end_session and not base.flat and is_big(session, upper, draft=draft)
+                if not sealing.rehome:
+                    sealing.drop_merged()
                 if draft and sealing.rehome:
                     raise NoDraft(f"session {session.id} has changed too many files to be saved ahead")
                 ends = sealing.rehome or end_session
@@ -124,12 +133,15 @@ def take(
         written = store.written(session.id)
         faults.point("snapshot-quiesced")
 
+        def counts() -> bool:
+            return end_session or (ends and count)
+
         def when_frozen() -> bool:
             sealing.inspect()
             sealing.io = pulse.io_counts(sealing.held)
             if ends or not sealing.still:
                 sealing.seal(end_session=end_session, busy=said is None, stack=stack)
-            if ends:  # CRIU makes names of its own in the upper, which are passed over
+            if counts():  # CRIU makes names of its own in the upper, which are passed over
                 sealing.look()
             sealing.typed = typed.take_typed(init.pid)
             if sealing.typed:
@@ -156,12 +168,12 @@ def take(
                 trees.carry_links(upper, store.paths.upper(sealing.new_layer), criu.LINK_PREFIX)
             sealing.link_names()
             if ends:
-                if criu.has_remaps(staging):  # it may have made directories for them
+                if counts() and criu.has_remaps(staging):  # it may have made directories for them
                     sealing.look()
                 _room_to_come_back(store, sealing)
                 if sealing.rehome:
                     bringup.refuse_changed(base, snapshot, sealing.manifest["base_files"])
-                    moved.hold(init.pid)
+                    stack.callback(moved.hold(init.pid))
                 store.db.add_ending(made(), time.time_ns())
                 faults.point("snapshot-intended")
 
@@ -182,13 +194,13 @@ def take(
             while_frozen=while_frozen,
             before_release=before_release,
             meanwhile=meanwhile,
-            apart=ready.ahead and not ends,
+            apart=ready.ahead and not counts(),  # what is started to count outlives the dump
         )
         faults.point("snapshot-dumped")
         if ends:  # CRIU has ended the tree
             if sealing.rehome:
-                assert sealing.survey is not None
-                sealing.survey.held()
+                if sealing.survey is not None:
+                    sealing.survey.held()
                 moved.move(upper.parent)
                 faults.point("snapshot-moved")
             store.db.complete_ending(session.id)
@@ -231,7 +243,10 @@ def take(
         sealing.surveyed(record)
         raise
     finally:
-        trees.discard_tree(sealing.work)
+        if ready.ahead:
+            later.do(lambda: trees.discard_tree(sealing.work), _LATER_SECONDS)
+        else:
+            trees.discard_tree(sealing.work)
 
 
 def take_files(
@@ -296,6 +311,7 @@ def _undo(store: Store, sealing: Sealing, staging: Path) -> None:
 
 
 _COME_BACK_BYTES = 16 << 20
+_LATER_SECONDS = 0.3
 
 
 def _room_to_come_back(store: Store, sealing: Sealing) -> None:
@@ -368,7 +384,7 @@ def _record(
     manifest = sealing.manifest
     if sealing.typed:
         manifest[TYPED] = sealing.typed.hex()
-    if sealing.survey is None and not sealing.rehome:
+    if sealing.files_bytes != NOT_YET:
         manifest[FILES] = file_digest(store.paths.upper(sealing.layers[0]))
     if sealing.print:
         manifest["upper_print"] = sealing.print

@@ -14,6 +14,7 @@ from pathlib import Path
 from waypoint import bringup, faults
 from waypoint.ahead import Stock
 from waypoint.capture import Taken
+from waypoint.counting import NOT_YET, Count, counted
 from waypoint.deltas import Deltas, Tracking
 from waypoint.drafts import Drafting, Drafts
 from waypoint.ending import resolve
@@ -39,8 +40,13 @@ from waypoint.squash import DEPTH, squash
 from waypoint.store.store import Store
 from waypoint.surroundings import find_shell, guest_layer, place_files
 from waypoint.twins import Budget, Twins
+from waypoint.verify import FILES, file_digest
 
 __all__ = ["Engine"]
+
+
+_COUNT_SECONDS = 0.3
+"""Nobody waits for it, and it takes a processor for longer than what is asked for next."""
 
 
 def _drafter(engine: weakref.ref[Engine]) -> Callable[[str, int], tuple[Taken, SessionRecord] | None]:
@@ -116,7 +122,19 @@ class Engine:
         return [self.settle(record) for record in self.store.db.sessions()]
 
     def snapshots(self, tree: str | None = None) -> list[SnapshotRecord]:
-        return self.store.db.snapshots(tree)
+        """Without their manifests."""
+        found = []
+        for record in self.store.db.snapshots(tree):
+            with contextlib.suppress(NotFound):  # removed meanwhile
+                found.append(replace(record, files_bytes=counted(self.store, record).files_bytes))
+        return found
+
+    def count_later(self, record: SnapshotRecord) -> Count:
+        """What its files take: found out a moment later, if this engine lives on, or when somebody asks."""
+        count = Count(lambda: counted(self.store, record))
+        if self._chores is not None and record.files_bytes == NOT_YET:
+            self._chores.later(count, _COUNT_SECONDS, lazily=True)
+        return count
 
     def settle(self, record: SessionRecord) -> SessionRecord:
         """The record as it really is: a session whose init died, or whose host was rebooted, is dead."""
@@ -265,6 +283,8 @@ class Engine:
         verify: bool = False,
     ) -> bringup.Live:
         """`upper`: the number of a layer that is to be made; a twin has its own."""
+        if verify:  # the digest of its files is in the manifest then
+            snapshot = counted(self.store, snapshot)
         adopted = self.adopt(snapshot, verify)
         if adopted is not None:
             self.forget_removed(adopted[0])  # it has a directory already
@@ -400,6 +420,7 @@ class Engine:
         self.drafts.drop()
         self.twins.drop()
         self.stock.spares.drop()
+        self.snapshots()  # what a process that was killed has not counted
         return sweep(self.store, self.boot).as_dict()
 
     def keep_shallow(self, record: SnapshotRecord) -> SnapshotRecord:
@@ -407,9 +428,11 @@ class Engine:
         base = self.store.db.base(record.base)
         if base.flat or len(record.layers) <= DEPTH:
             return record
+        record = counted(self.store, record)
         layers = squash(self.store, base, record.layers)
-        self.store.db.update_snapshot(record.id, layers=layers)
-        return replace(record, layers=layers)
+        manifest = record.manifest | {FILES: file_digest(self.store.paths.upper(layers[0]))}
+        self.store.db.update_snapshot(record.id, layers=layers, manifest=manifest)
+        return replace(record, layers=layers, manifest=manifest)
 
     def prune_automatic(self, session: str, keep: int) -> None:
         """Automatic snapshots beyond the newest `keep` are cut out of the chain; their children move up."""

@@ -8,17 +8,18 @@ costs a restore whatever the number of files. Small uppers are copied.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from waypoint.counting import NOT_YET, write_down
 from waypoint.errors import NotFound, WaypointError
 from waypoint.guest.layer import PRIVATE
 from waypoint.kernel import aliases, inspect, netlock, trees, usage
 from waypoint.kernel.survey import Survey
-from waypoint.model import SessionRecord, SnapshotRecord
+from waypoint.model import BaseRecord, SessionRecord, SnapshotRecord
+from waypoint.squash import squash
 from waypoint.store.store import Store
-from waypoint.verify import FILES
 
 __all__ = ["Sealing", "is_big", "parent_of"]
 
@@ -47,7 +48,7 @@ class Sealing:
     hidden: aliases.Hidden | None = None
     """Names of changed files that hang on the overlay's index alone would show the old content over the new layer."""
     survey: Survey | None = None
-    """Of a layer that is not copied: what it holds is found out beside all the rest, and written into the row at the end."""
+    """Of a layer that is not copied: what it holds is found out beside all the rest, and written into the row at the end; or later."""
     manifest: dict[str, Any] = field(default_factory=dict)
     record: SnapshotRecord | None = None
     renamed: dict[str, str] = field(default_factory=dict)
@@ -60,6 +61,10 @@ class Sealing:
     still: bool = False
     """CRIU changes no files while it dumps: they can be copied beside it."""
     sealed: bool = False
+    below: tuple[int, ...] = ()
+    """The layers under the session's own."""
+    merged: int | None = None
+    """One of them, made for this."""
     unused: int | None = None
     """A layer that was made before it was known that no file has changed."""
     held: dict[int, dict[str, int]] = field(default_factory=dict)
@@ -72,6 +77,20 @@ class Sealing:
     @property
     def work(self) -> Path:
         return self.store.paths.work(self.session.upper or 0)
+
+    def __post_init__(self) -> None:
+        self.below = self.session.layers
+
+    def merge_below(self, base: BaseRecord) -> None:
+        """Of a session that is to be brought back over its own layer, and would have too many then. It runs meanwhile."""
+        self.below = squash(self.store, base, self.session.layers)
+        self.merged = self.below[0]
+
+    def drop_merged(self) -> None:
+        """It is not brought back after all."""
+        if self.merged is not None:
+            self.store.discard_layers([self.merged])
+            self.below, self.merged = self.session.layers, None
 
     def prepare(self) -> None:
         """What can be done while the session still runs, for one that does not end here. Once is enough."""
@@ -97,7 +116,8 @@ class Sealing:
         self.sealed = True
         if self.rehome or end_session:
             self.hidden = aliases.Hidden(self.work / "index")
-            self.layers = (session.upper, *session.layers)
+            self.layers = (session.upper, *self.below)
+            self.files_bytes = NOT_YET
             return
         layer = self.new_layer
         assert layer is not None
@@ -134,17 +154,11 @@ class Sealing:
             self.hidden.forget_files()
 
     def surveyed(self, record: SnapshotRecord) -> SnapshotRecord:
-        """The row as it would have been, had there been time."""
+        """With what the layer holds, if somebody has looked."""
         if self.survey is None:
             return record
         survey, self.survey = self.survey, None
-        try:
-            found = survey.result()
-        except OSError:  # a path that is too long for anybody
-            return record
-        manifest = record.manifest | {FILES: found.digest}
-        self.store.db.update_snapshot(record.id, files_bytes=found.size_bytes, manifest=manifest)
-        return replace(record, files_bytes=found.size_bytes, manifest=manifest)
+        return write_down(self.store, record, survey)
 
     def stop_looking(self) -> None:
         """It comes to nothing."""
@@ -158,8 +172,8 @@ class Sealing:
             survey.cancel()
 
     def discard_layer(self) -> None:
-        layers = [layer for layer in (self.new_layer, self.unused) if layer is not None]
-        self.new_layer = self.unused = None
+        layers = [layer for layer in (self.new_layer, self.merged, self.unused) if layer is not None]
+        self.new_layer = self.merged = self.unused = None
         if layers:
             self.store.discard_layers(layers)
 

@@ -256,8 +256,11 @@ class Session:
 
     # -- snapshots --------------------------------------------------------------------------------------------------
 
-    def snapshot(self, name: str | None = None) -> SnapshotRecord:
-        """Save everything. The session runs on; a command in flight goes on here and in every fork."""
+    def snapshot(self, name: str | None = None, *, count: bool = True) -> SnapshotRecord:
+        """Save everything. The session runs on; a command in flight goes on here and in every fork.
+
+        `count`: what its files take is in the record that is returned; else it may be NOT_YET, for `Engine.count_later`.
+        """
         check_name(name)
         began, created = time.perf_counter(), time.time()
         claimed = self._engine.drafts.claim(self, name, new_id("p"), began)
@@ -271,7 +274,7 @@ class Session:
             with contextlib.closing(self._engine.stock.ready(record)) as ready:
                 self._engine.drafts.stir(self.id)
                 with locks.exclusive_on(ready.lock):
-                    taken = self._capture(name, began, created, ready)
+                    taken = self._capture(name, began, created, ready, count=count)
             found = self._engine.keep_shallow(taken.record)
             self._engine.drafts.note(record, replace(taken, record=found))
             self._engine.afterwards(self, found)
@@ -299,6 +302,7 @@ class Session:
         *,
         end_session: bool = False,
         draft: bool = False,
+        count: bool = True,
     ) -> capture.Taken:
         """The caller holds the session's lock."""
         record = self._live(self._engine.resolved(self.id))
@@ -315,7 +319,7 @@ class Session:
             return capture.take(
                 self._store, self._store.db.base(record.base), record, snapshot,
                 name=name, ask_shell=partial(ask_shell, link), began=began, created=created, ready=ready, end_session=end_session,
-                draft=draft, stock=self._engine.stock, deltas=self._engine.deltas, whole=whole,
+                draft=draft, count=count, stock=self._engine.stock, deltas=self._engine.deltas, whole=whole,
             )  # fmt: skip
 
         try:

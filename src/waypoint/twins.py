@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 
 from waypoint import bringup
+from waypoint.counting import counted
 from waypoint.errors import WaypointError
 from waypoint.kernel import trees
 from waypoint.kernel.criu_timers import has_running_timers
@@ -57,7 +58,8 @@ class _Twin:
 
     def _bring_up(self) -> None:
         try:
-            with self._store.operation(), self._store.holding(self.snapshot) as source:
+            with self._store.operation(), self._store.holding(self.snapshot) as now:
+                source = counted(self._store, now)  # whoever takes the twin may want it verified
                 self._kept.enter_context(locks.shared(self._store.paths.gate))  # gc must not take it for garbage
                 self._store.keep(source, self._kept)
                 self._store.make_session_directory(self.session)

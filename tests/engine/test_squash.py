@@ -31,7 +31,7 @@ def test_merged_chain_is_the_same(session: Session, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(engine_module, "DEPTH", 3)
     merged = session.snapshot("merged")
     assert len(merged.layers) == 2
-    session.restore("merged")
+    session.restore("merged", verify=True)
     said = session.exec(LISTING, timeout=60).stdout
     assert said.decode().splitlines() == wanted.decode().splitlines()
     session.exec("echo more >> /a/new; rm /last; mv /moved /again")

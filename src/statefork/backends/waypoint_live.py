@@ -15,6 +15,7 @@ from statefork.backends.relay import Relay
 from statefork.driver import Captured, Live, Place, Terminal
 from statefork.errors import ExecTimeout, NotFound, SessionDead, WrongState
 from statefork.model import Capability, ExecRequest, ExecResult, Mode, RunRequest, Usage
+from waypoint.counting import NOT_YET
 from waypoint.engine import Engine
 from waypoint.guest.terminal import Remote
 from waypoint.kernel.usage import tree_usage
@@ -130,7 +131,7 @@ class WaypointLive(Live):
     def capture(self, place: Place, mode: Mode, parent: Captured | None) -> Captured:
         leave_note(place, self._engine.store.paths.home)
         with self._reached():
-            taken = self.session.snapshot(name_at(place))
+            taken = self.session.snapshot(name_at(place), count=False)
         if mode == "files":
             taken = self._engine.keep_files_only(taken)
         return captured_by(self._engine, taken)
@@ -250,7 +251,7 @@ def captured_by(engine: Engine, taken: SnapshotRecord) -> Captured:
         handle=Stored(engine.store.paths.home, taken.id),
         captured=(*words, Capability.SHELL) if taken.full else tuple(words),
         not_captured=taken.capture.not_captured,
-        files_bytes=taken.files_bytes,
+        files_bytes=taken.files_bytes if taken.files_bytes != NOT_YET else engine.count_later(taken),
         memory_bytes=taken.memory_bytes,
         paused_ms=taken.paused_ms,
         processes=tuple(line for line in lines if line),

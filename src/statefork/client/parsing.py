@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
@@ -129,7 +129,7 @@ def command_info(document: Document) -> CommandInfo:
 
 
 def snapshot(document: Document) -> Snapshot:
-    plain = {name: document[name] for name in Snapshot.__slots__}
+    plain = {one.name: document[one.name] for one in fields(Snapshot)}
     for name in ("captured", "not_captured", "processes"):
         plain[name] = tuple(plain[name])
     return Snapshot(**{**plain, "created_at": datetime.fromisoformat(document["created_at"])})

@@ -8,6 +8,7 @@ No process of the old overlay may run any more. Whoever finds this half done goe
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from waypoint import faults
@@ -22,10 +23,10 @@ _NEXT, _OLD = "next", "old"
 _HELD_SECONDS = 0.3
 
 
-def hold(init_pid: int) -> None:
-    """The mount goes when somebody has time for it, not beside what is about to be done."""
+def hold(init_pid: int) -> Callable[[], None]:
+    """The mount goes when somebody has time for it, not beside what is about to be done: some time after what this returns is called."""
     root = os.open(f"/proc/{init_pid}/root", os.O_PATH | os.O_CLOEXEC)
-    later.do(lambda: os.close(root), _HELD_SECONDS)
+    return lambda: later.do(lambda: os.close(root), _HELD_SECONDS)
 
 
 def begun(layer: Path) -> bool:
