@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from waypoint import capture
 from waypoint import engine as engine_module
 from waypoint.session import Session
 
@@ -37,6 +38,26 @@ def test_merged_chain_is_the_same(session: Session, monkeypatch: pytest.MonkeyPa
     session.exec("echo more >> /a/new; rm /last; mv /moved /again")
     (fork,) = session.fork(1)
     assert fork.exec("cat /a/new /again/hard; ls /last").stdout == b"new\nmore\nkeep\n"
+
+
+def test_a_session_that_is_brought_back_over_its_own_layers_has_few_of_them(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of a mount in one line, which CRIU reads 4096 characters of."""
+    monkeypatch.setattr(capture, "is_big", lambda *_, **__: True)
+    monkeypatch.setattr(capture, "DEPTH", 4)
+    session.exec("sleep 100000 & HERE=$!; exec 7<>/kept; echo kept >&7")
+    taken = []
+    for step in [*STEPS, *("echo more >> /last; rm -f /n; echo $RANDOM > /n; cp -a /last /last2" for _ in range(3))]:
+        session.exec(step)
+        wanted = session.exec(LISTING, timeout=60).stdout
+        taken.append((session.snapshot(), wanted))
+        assert len(session.record.layers) <= 4
+        assert session.exec(LISTING, timeout=60).stdout == wanted
+        assert session.exec("kill -0 $HERE && cat /kept && cat /proc/$$/fd/7").stdout == b"kept\nkept\n"
+    for snapshot, wanted in taken:
+        session.restore(snapshot.id, verify=True)
+        assert session.exec(LISTING, timeout=60).stdout == wanted
 
 
 def test_a_long_chain_of_generations(session: Session) -> None:

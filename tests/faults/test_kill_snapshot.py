@@ -25,6 +25,7 @@ def aftermath(engine: Engine, session: Session, known: set[str]) -> None:
     assert state in ("live", "paused")
     fresh.gc()
     assert leftovers(fresh) == []
+    assert all(record.files_bytes >= 0 for record in fresh.store.db.snapshots()), "nobody has counted"
     if fresh.session(session.id).record.state == "paused":
         with pytest.raises(WrongState):
             session.exec("true")
