@@ -129,8 +129,8 @@ class Delta:
                 continue
             if not can_be_tracked(pid):
                 raise DeltaLost(f"process {pid} has just become one that cannot be tracked")
-            found[pid] = one.watch.take_written(pid)
             try:
+                found[pid] = one.watch.take_written(pid)
                 one.clean = found[pid].whole()
             except KernelError as error:
                 raise DeltaLost(f"process {pid}: {error.message}") from error
@@ -167,8 +167,10 @@ class Delta:
             if self.written and not self._looked:
                 raise DeltaLost("nobody has looked at the memory that CRIU has left out")
             for process, one in list(self._tracked.watched.items()):
-                one.watch.arm(process.pid, but=one.watch.areas)
-                one.watch.protect(process.pid, one.written)
+                try:
+                    one.watch.go_on(process.pid, one.written)
+                except (KernelError, OSError) as error:
+                    raise DeltaLost(f"the memory of process {process.pid} cannot be tracked any more: {error}") from error
                 if not one.watch.areas and not one.clean:  # it has become another program: that has memory of its own
                     self._tracked.forget(process)
 
@@ -338,8 +340,7 @@ class Deltas:
 def _copy(tracked: _Tracked, process: Process, place: Path) -> None:
     """Copy what it has in memory while it runs; what is still clean afterwards was copied as it is."""
 
-    def copy(one: _Watched) -> bool:
-        clean = one.watch.clean_pages(process.pid)
+    def copy(one: _Watched, clean: list[Range]) -> bool:
         missing = pagemaps.copy_memory(process.pid, one.number, clean, place)
         one.saved = without(clean, missing)
         one.watch.leave(missing)
@@ -351,8 +352,7 @@ def _copy(tracked: _Tracked, process: Process, place: Path) -> None:
 def _compare(tracked: _Tracked, process: Process, image: Path) -> bool:
     """Find out what of its memory the image has; what is still clean afterwards is so. False if that is not most of it."""
 
-    def compare(one: _Watched) -> bool:
-        clean = one.watch.clean_pages(process.pid)
+    def compare(one: _Watched, clean: list[Range]) -> bool:
         one.saved = pagemaps.same_pages(process.pid, one.number, clean, image)
         if _size(one.saved) < _MOSTLY * _size(clean):
             return False  # it is copied then, and that begins anew
@@ -373,15 +373,17 @@ def _size(ranges: list[Range]) -> int:
     return sum(end - start for start, end in ranges)
 
 
-def _tracking(tracked: _Tracked, process: Process, work: Callable[[_Watched], bool]) -> bool:
-    """With the writes of a process tracked from here on. False: it has ended, or cannot be tracked and is saved whole."""
+def _tracking(tracked: _Tracked, process: Process, work: Callable[[_Watched, list[Range]], bool]) -> bool:
+    """With the writes of a process tracked from here on, and what is clean at first.
+
+    False: it has ended, or cannot be tracked and is saved whole.
+    """
     try:
         if process not in tracked.watched:
             number = processes.pid_inside(process.pid)
             tracked.watched[process] = _Watched(Watch(process.pid), number)
         one = tracked.watched[process]
-        one.watch.arm(process.pid)
-        return work(one)
+        return work(one, one.watch.begin(process.pid).whole())
     except (KernelError, OSError) as error:
         if isinstance(error, OSError):
             if error.errno == errno.ENOSPC:

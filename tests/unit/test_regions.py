@@ -123,7 +123,7 @@ def test_each_page_is_told_once_and_saved_if_it_was_written(tmp_path: Path, monk
             assert child.stdout.readline() == "done\n"
 
         watch = Watch(child.pid)
-        watch.arm(child.pid)
+        watch.begin(child.pid)
         for first, step in ((0, 2), (5, 3), (0, 1), (7, 100)):
             tell(f"write {first} {step}")
             found = watch.take_written(child.pid)

@@ -7,6 +7,7 @@ other snapshot to exist: bytes are stored once, and freed with the last image th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import struct
 import threading
@@ -19,7 +20,7 @@ from waypoint.kernel.criu_images_pb2 import pagemap_entry, pagemap_head
 from waypoint.kernel.regions import Range, Regions
 from waypoint.kernel.syscalls import read_memory, same_bytes
 from waypoint.kernel.wire_format import framed, messages, write_messages
-from waypoint.kernel.written import PAGE, united, without
+from waypoint.kernel.written import PAGE, halved, united, without
 
 __all__ = [
     "PARENT",
@@ -39,6 +40,7 @@ _MAGIC = struct.pack("=II", 0x54564319, 0x56084025)
 _OWN_PAGES = 1 << 20
 """CRIU numbers its own files from 1."""
 _CHUNK = 1 << 20
+_WORTH_TWO_FILES = 256 << 20
 _TRIED, _TRIED_BYTES = 64, 64 << 10
 _MOST_PIECES = 512
 _Segment = tuple[int, int, int, int]
@@ -86,11 +88,19 @@ def link_parent(place: Path, source: Path, numbers: Sequence[int]) -> None:
 def copy_memory(pid: int, number: int, ranges: Sequence[Range], place: Path) -> list[Range]:
     """An image of these pages, taken while the process runs: only what was not written to meanwhile may be used of it.
 
-    Returns those that could not be read.
+    Returns those that could not be read. Of much memory one half is in a parent of that image: into one file the kernel lets only
+    one write at a time.
     """
-    _write_pagemap(place, number, (_entry(start, end, _PRESENT) for start, end in ranges))
-    with _pages(place, number) as pages:
-        return _copy_pages(pid, ranges, pages)
+    halves = halved(ranges, _WORTH_TWO_FILES)
+    places = [place, place / PARENT][: len(halves)]
+    if len(places) > 1:
+        places[1].mkdir(exist_ok=True)
+    with contextlib.ExitStack() as files:
+        copies = [(files.enter_context(_pages(where, number)), half) for where, half in zip(places, halves, strict=True)]
+        for at, where in enumerate(places):
+            inherited = (_entry(start, end, _IN_PARENT) for half in halves[at + 1 :] for start, end in half)
+            _write_pagemap(where, number, (*(_entry(start, end, _PRESENT) for start, end in halves[at]), *inherited))
+        return _copy_pages(pid, copies)
 
 
 def save_written(pid: int, number: int, found: Regions, place: Path) -> list[Range]:
@@ -99,7 +109,7 @@ def save_written(pid: int, number: int, found: Regions, place: Path) -> list[Ran
         missing: list[Range] = []
         if not found.save_written(pid, pages):
             os.ftruncate(pages, 0)
-            missing = _copy_pages(pid, found.written(), pages)
+            missing = _copy_pages(pid, [(pages, found.written())])
     _write_pagemap(place, number, (), found.entries())
     return missing
 
@@ -114,6 +124,7 @@ def _write_pagemap(place: Path, number: int, entries: Iterable[bytes], more: byt
 @contextlib.contextmanager
 def _pages(place: Path, number: int) -> Iterator[int]:
     path = place / f"pages-{_OWN_PAGES + number}.img"
+    path.unlink(missing_ok=True)  # it may be a link of another image's, too
     pages = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         yield pages
@@ -121,21 +132,23 @@ def _pages(place: Path, number: int) -> Iterator[int]:
         os.close(pages)
 
 
-def _copy_pages(pid: int, ranges: Sequence[Range], pages: int) -> list[Range]:
+def _copy_pages(pid: int, copies: Sequence[tuple[int, Sequence[Range]]]) -> list[Range]:
+    """Each into its file, all of them side by side."""
     missing: list[Range] = []
     memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
         with ThreadPoolExecutor(2, thread_name_prefix="pages") as pool:
-            copy = partial(_copy, pid, memory, pages, threading.local(), missing)
-            for _ in pool.map(copy, _chunks(ranges)):
+            copy = partial(_copy, pid, memory, threading.local(), missing)
+            chunks = itertools.zip_longest(*([(pages, chunk) for chunk in _chunks(ranges)] for pages, ranges in copies))
+            for _ in pool.map(copy, (one for some in chunks for one in some if one is not None)):
                 pass
         return united(missing)
     finally:
         os.close(memory)
 
 
-def _copy(pid: int, memory: int, pages: int, local: threading.local, missing: list[Range], chunk: _Chunk) -> None:
-    at, ranges = chunk
+def _copy(pid: int, memory: int, local: threading.local, missing: list[Range], one: tuple[int, _Chunk]) -> None:
+    pages, (at, ranges) = one
     if not hasattr(local, "buffer"):
         local.buffer = bytearray(_CHUNK)
     rest = _read(pid, memory, ranges, local.buffer, missing)

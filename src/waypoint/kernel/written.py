@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from waypoint.errors import HostUnsupported, KernelError
 from waypoint.kernel.inject import Injection, inside
@@ -21,7 +23,7 @@ from waypoint.kernel.processes import state
 from waypoint.kernel.regions import WRITTEN, Range, Regions
 from waypoint.kernel.syscalls import pidfd_getfd
 
-__all__ = ["PAGE", "Watch", "anonymous", "can_be_tracked", "clean_elsewhere", "united", "within", "without"]
+__all__ = ["PAGE", "Watch", "anonymous", "can_be_tracked", "clean_elsewhere", "halved", "united", "within", "without"]
 
 PAGE = 4096
 _LEAST = 1 << 18
@@ -36,6 +38,7 @@ _ALLOWED, _FILE, _PRESENT, _SWAPPED, _ZERO, _GUARD = 1, 1 << 2, 1 << 3, 1 << 4, 
 _REGIONS = 1024
 _MANY_REGIONS = 16384
 _LOOKS, _LOOKED_AT = 64, 256 << 10
+_WORTH_TWO = 256 << 20
 _TOP = (1 << 47) - PAGE
 _REGION = struct.Struct("=QQQ")
 
@@ -50,62 +53,41 @@ class Watch:
             raise KernelError(f"process {pid} is stopped, or waits for something that cannot be interrupted")
         self._fd = _make(pid)
 
-    def arm(self, pid: int, *, but: Sequence[Range] = ()) -> None:
-        """From now on a page is clean until it is written to, `but` some: those are clean or not as they were."""
-        self.areas = []
-        left_out = list(but)
+    def begin(self, pid: int) -> Regions:
+        """Track all that can be; what is told of it is clean until it is written to."""
+        self._follow(pid)
+        halves = halved(self.areas, _WORTH_TWO)
+        with ThreadPoolExecutor(2, thread_name_prefix="protect") as pool:
+            found = pool.map(lambda areas: _take_written(pid, areas), halves)
+            return Regions(bytearray().join(found))
+
+    def go_on(self, pid: int, saved: Iterable[Range]) -> None:
+        """Track what was mapped since, too; all of that, and what else is `saved`, is clean from now on."""
+        before = self.areas
+        self._follow(pid)
         with _pagemap(pid) as pagemap:
-            for start, end in anonymous(pid, least=_LEAST):
-                request = struct.pack("=QQQQ", start, end - start, _MODE_WP, 0)
-                try:
-                    fcntl.ioctl(self._fd, _REGISTER, request)
-                    for part in without([(start, end)], left_out):
-                        _protect(pagemap, *part)
-                    self.areas.append((start, end))
-                except OSError:  # of a kind that cannot be tracked, or just unmapped: all of it stays written
-                    with contextlib.suppress(OSError):
-                        fcntl.ioctl(self._fd, _UNREGISTER, struct.pack("=QQ", start, end - start))
+            for start, end in (*without(self.areas, before), *saved):
+                _protect(pagemap, start, end)
+
+    def _follow(self, pid: int) -> None:
+        self.areas = []
+        for start, end in anonymous(pid, least=_LEAST):
+            with contextlib.suppress(OSError):  # of a kind that cannot be tracked, or just unmapped: all of it stays written
+                fcntl.ioctl(self._fd, _REGISTER, struct.pack("=QQQQ", start, end - start, _MODE_WP, 0))
+                self.areas.append((start, end))
 
     def take_written(self, pid: int) -> Regions:
         """All that CRIU would save of the tracked mappings; what of it was written counts as clean from now on.
 
         One look for both: the kernel tells what it protects. What was mapped anew where a tracked mapping was is not in it.
         """
-        found = bytearray()
-        inverted, mask = _ZERO | _GUARD, _ZERO | _GUARD | _ALLOWED
-        vector = ctypes.create_string_buffer(_MANY_REGIONS * _REGION.size)
-        place = ctypes.addressof(vector)
-        with _pagemap(pid) as pagemap:
-            for at, end in self.areas:
-                while at < end:
-                    request = _scan(
-                        at, end, _SCAN_WP, inverted, mask, _PRESENT | _SWAPPED, _PRESENT | WRITTEN, place, _MANY_REGIONS
-                    )
-                    count = fcntl.ioctl(pagemap, _SCAN, request)
-                    found += memoryview(vector)[: count * _REGION.size]
-                    if count < _MANY_REGIONS:
-                        break
-                    # how far it came the kernel tells too low if it has emptied its own, smaller vector on the way
-                    (at,) = struct.unpack_from("=Q", request, 32)
-                    at = max(at, _REGION.unpack_from(found, len(found) - _REGION.size)[1])
-        return Regions(found)
-
-    def protect(self, pid: int, ranges: Iterable[Range]) -> None:
-        """Parts of tracked mappings that count as clean from now on."""
-        with _pagemap(pid) as pagemap:
-            for start, end in ranges:
-                _protect(pagemap, start, end)
+        return Regions(_take_written(pid, self.areas))
 
     def leave(self, ranges: Iterable[Range]) -> None:
         """These count as written, too."""
         for start, end in ranges:
             with contextlib.suppress(OSError):  # it was just unmapped
                 fcntl.ioctl(self._fd, _WRITEPROTECT, struct.pack("=QQQ", start, end - start, 0))
-
-    def clean_pages(self, pid: int) -> list[Range]:
-        """What CRIU does not see of the tracked mappings with `written.c` loaded, of all that it would have saved."""
-        with _pagemap(pid) as pagemap:
-            return united(page for start, end in self.areas for page in _clean(pagemap, start, end, _ZERO | WRITTEN))
 
     def mostly_written(self, pid: int) -> bool:
         """Of what is looked at, some places all over it, more than half."""
@@ -125,6 +107,30 @@ class Watch:
     def close(self) -> None:
         """All pages count as written from here on."""
         os.close(self._fd)
+
+
+def _take_written(pid: int, areas: Iterable[Range]) -> bytearray:
+    found = bytearray()
+    inverted, mask = _ZERO | _GUARD, _ZERO | _GUARD | _ALLOWED
+    vector = ctypes.create_string_buffer(_MANY_REGIONS * _REGION.size)
+    place, room = ctypes.addressof(vector), _MANY_REGIONS
+    with _pagemap(pid) as pagemap:
+        for at, end in areas:
+            while at < end:
+                request = _scan(at, end, _SCAN_WP, inverted, mask, _PRESENT | _SWAPPED, _PRESENT | WRITTEN, place, room)
+                try:
+                    count = fcntl.ioctl(pagemap, _SCAN, request)
+                except OSError as error:
+                    if error.errno == errno.EINVAL:
+                        raise KernelError("the kernel cannot tell guard regions from pages (before 6.15)") from error
+                    raise
+                found += memoryview(vector)[: count * _REGION.size]
+                if count < room:
+                    break
+                # how far it came the kernel tells too low if it has emptied its own, smaller vector on the way
+                (at,) = struct.unpack_from("=Q", request, 32)
+                at = max(at, _REGION.unpack_from(found, len(found) - _REGION.size)[1])
+    return found
 
 
 def _make(pid: int) -> int:
@@ -271,6 +277,23 @@ def united(ranges: Iterable[Range]) -> list[Range]:
         else:
             found.append((start, end))
     return found
+
+
+def halved(ranges: Sequence[Range], least: int) -> list[list[Range]]:
+    """Two parts of the same size; one, if it is less than that altogether."""
+    half = sum(end - start for start, end in ranges) // 2 & -PAGE
+    if half < least // 2:
+        return [list(ranges)]
+    lower: list[Range] = []
+    upper: list[Range] = []
+    for start, end in ranges:
+        middle = min(end, start + half)
+        if start < middle:
+            lower.append((start, middle))
+            half -= middle - start
+        if middle < end:
+            upper.append((middle, end))
+    return [lower, upper]
 
 
 def within(ranges: list[Range], others: list[Range]) -> bool:
