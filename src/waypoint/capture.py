@@ -21,7 +21,6 @@ from waypoint.guest.connection import quiesce
 from waypoint.kernel import (
     cgroups,
     criu,
-    later,
     moved,
     obstacles,
     processes,
@@ -78,6 +77,7 @@ def take(
     created: float,
     ready: Ready,
     deltas: Deltas,
+    some_time: Callable[[Callable[[], object]], None],
     whole: bool = False,
     end_session: bool = False,
     draft: bool = False,
@@ -86,6 +86,7 @@ def take(
 ) -> Taken:
     """The caller holds the session's lock, `ready.lock`. On any failure before the commit the session runs on as it was.
 
+    `some_time`: what it is called with is done when nobody waits.
     `ask_shell`: what the shell says of itself, None if it is busy; what it is called with is done meanwhile.
     `count`: if not, what its files take may be left to be found out (counting.py).
     `draft`: no row is made, so that all of it is garbage until the caller makes one; NoDraft where that is not to be done.
@@ -99,8 +100,8 @@ def take(
     obstacles.refuse_queues(init.pid)
     staging = ready.staging(store.paths.images, snapshot)
     try:
-        if len(session.layers) >= DEPTH - 1 and not (base.flat or end_session or draft) and is_big(session, upper, draft=False):
-            sealing.merge_below(base)
+        if len(session.layers) >= DEPTH - 1 and not draft and (end_session or is_big(session, upper, draft=False)):
+            sealing.merge_below()
         faults.point("snapshot-staged")
         stack.enter_context(locks.shared_on(ready.gate))
         delta = deltas.begin(session, staging, lambda: _origin(store, session), whole=whole)
@@ -111,7 +112,7 @@ def take(
             nonlocal dumper, ends
             if dumper is None:
                 sealing.rehome = not end_session and not base.flat and is_big(session, upper, draft=draft)
-                if not sealing.rehome:
+                if not (sealing.rehome or end_session):
                     sealing.drop_merged()
                 if draft and sealing.rehome:
                     raise NoDraft(f"session {session.id} has changed too many files to be saved ahead")
@@ -232,7 +233,7 @@ def take(
         moved.forget(upper.parent)
         sealing.forget_index()
     if end_session:
-        trees.discard_tree(sealing.work)
+        sealing.clear()
         return Taken(sealing.surveyed(record), None, None)
     if not sealing.rehome:
         return Taken(record, init, Marks(requests, written, sealing.io))
@@ -243,10 +244,7 @@ def take(
         sealing.surveyed(record)
         raise
     finally:
-        if ready.ahead:
-            later.do(lambda: trees.discard_tree(sealing.work), _LATER_SECONDS)
-        else:
-            trees.discard_tree(sealing.work)
+        some_time(sealing.clear)
 
 
 def take_files(
@@ -265,7 +263,9 @@ def take_files(
     init = Process(session.init_pid, session.init_start)
     group = cgroups.freezer_group(store.tag, str(session.upper))
     try:
-        if not end_session:
+        if end_session:
+            sealing.merge_below()
+        else:
             sealing.prepare()
         stopped = time.perf_counter()
         with contextlib.ExitStack() as stack, cgroups.frozen(group):
@@ -297,7 +297,7 @@ def take_files(
         bringup.retire(store, bringup.Live(init, session.upper or 0, session.layers, session.spec), wait=True)
         store.db.complete_ending(session.id)
         sealing.forget_index()
-        trees.discard_tree(sealing.work)
+        sealing.clear()
     sealing.discard_unused()
     faults.point("files-committed")
     return Taken(sealing.surveyed(record), None if end_session else init)
@@ -311,7 +311,6 @@ def _undo(store: Store, sealing: Sealing, staging: Path) -> None:
 
 
 _COME_BACK_BYTES = 16 << 20
-_LATER_SECONDS = 0.3
 
 
 def _room_to_come_back(store: Store, sealing: Sealing) -> None:

@@ -7,11 +7,12 @@ process that was killed before it had leaves nothing unknown.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from waypoint.errors import NotFound
+from waypoint.errors import NotFound, StoreError
 from waypoint.guest.layer import PRIVATE
 from waypoint.kernel.survey import Survey, Surveyed
 from waypoint.model import SnapshotRecord
@@ -43,7 +44,8 @@ def write_down(store: Store, record: SnapshotRecord, survey: Survey) -> Snapshot
     except OSError:  # a path that is too long for anybody
         found = Surveyed("", 0)
     manifest = record.manifest | ({FILES: found.digest} if found.digest else {})
-    store.db.update_snapshot(record.id, files_bytes=found.size_bytes, manifest=manifest)
+    with contextlib.suppress(StoreError):  # on a full disk it is found out again: who looks must be able to, to make room
+        store.db.update_snapshot(record.id, files_bytes=found.size_bytes, manifest=manifest)
     return replace(record, files_bytes=found.size_bytes, manifest=manifest)
 
 
@@ -63,3 +65,7 @@ class Count:
                 except NotFound:
                     self._known = 0
             return self._known
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        """A copy is the number."""
+        return int, (self(),)

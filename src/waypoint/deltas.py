@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from waypoint.errors import CriuError, DiskFull, KernelError, WaypointError
+from waypoint.errors import CriuError, DiskFull, HostUnsupported, KernelError, WaypointError
 from waypoint.kernel import pagemaps, processes, usage
 from waypoint.kernel.regions import Range, Regions
 from waypoint.kernel.written import Watch, anonymous, can_be_tracked, clean_elsewhere, united, within, without
@@ -101,7 +101,7 @@ class Delta:
         """CRIU is to save only what was written since."""
 
     def watched(self) -> list[int]:
-        """The processes that CRIU must not touch before `look` has been at them."""
+        """The processes that CRIU must not touch before `look` has been at them; those that have ended are forgotten."""
         if self._tracked is None or not self.written:
             return []
         for process in [process for process in self._tracked.watched if _ended(process.pid)]:
@@ -223,7 +223,8 @@ class Deltas:
 
     def tracks(self, session: str) -> bool:
         with self._lock:
-            return session in self._tracked
+            found = self._tracked.get(session)
+            return found is not None and bool(found.watched)
 
     def begin(
         self, session: SessionRecord, images: Path, origin: Callable[[], str | None], *, whole: bool = False
@@ -384,7 +385,7 @@ def _tracking(tracked: _Tracked, process: Process, work: Callable[[_Watched, lis
             tracked.watched[process] = _Watched(Watch(process.pid), number)
         one = tracked.watched[process]
         return work(one, one.watch.begin(process.pid).whole())
-    except (KernelError, OSError) as error:
+    except (KernelError, HostUnsupported, OSError) as error:
         if isinstance(error, OSError):
             if error.errno == errno.ENOSPC:
                 full = "the store's disk is full; the session goes on untouched, free some space and try again"

@@ -45,8 +45,8 @@ from waypoint.verify import FILES, file_digest
 __all__ = ["Engine"]
 
 
-_COUNT_SECONDS = 0.3
-"""Nobody waits for it, and it takes a processor for longer than what is asked for next."""
+_SOME_SECONDS = 0.3
+"""For what takes a processor for longer than whatever is asked for next."""
 
 
 def _drafter(engine: weakref.ref[Engine]) -> Callable[[str, int], tuple[Taken, SessionRecord] | None]:
@@ -133,7 +133,7 @@ class Engine:
         """What its files take: found out a moment later, if this engine lives on, or when somebody asks."""
         count = Count(lambda: counted(self.store, record))
         if self._chores is not None and record.files_bytes == NOT_YET:
-            self._chores.later(count, _COUNT_SECONDS, lazily=True)
+            self._chores.later(count, _SOME_SECONDS, lazily=True)
         return count
 
     def settle(self, record: SessionRecord) -> SessionRecord:
@@ -358,6 +358,15 @@ class Engine:
 
         self._chores.later(discard, lazily=True)
 
+    def some_time(self, work: Callable[[], object]) -> None:
+        """What nobody waits for, in an operation of its own; at once, if this engine does not live on."""
+        if self._chores is None or not self._chores.later(lambda: self._in_operation(work), _SOME_SECONDS, lazily=True):
+            work()
+
+    def _in_operation(self, work: Callable[[], object]) -> None:
+        with self.store.operation():
+            work()
+
     def forget_removed(self, session: str) -> None:
         """The directory of a session that has no row any more; see `_discard`."""
         if self._chores is None:
@@ -420,8 +429,9 @@ class Engine:
         self.drafts.drop()
         self.twins.drop()
         self.stock.spares.drop()
+        swept = sweep(self.store, self.boot).as_dict()
         self.snapshots()  # what a process that was killed has not counted
-        return sweep(self.store, self.boot).as_dict()
+        return swept
 
     def keep_shallow(self, record: SnapshotRecord) -> SnapshotRecord:
         """Merge the layers of a snapshot whose chain has grown deep; sessions that run over the old ones are not touched."""
@@ -432,6 +442,7 @@ class Engine:
         layers = squash(self.store, base, record.layers)
         manifest = record.manifest | {FILES: file_digest(self.store.paths.upper(layers[0]))}
         self.store.db.update_snapshot(record.id, layers=layers, manifest=manifest)
+        self._discard(list(record.layers))
         return replace(record, layers=layers, manifest=manifest)
 
     def prune_automatic(self, session: str, keep: int) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from waypoint import bringup, faults
+from waypoint.counting import counted
 from waypoint.errors import WaypointError
 from waypoint.model import BaseRecord, SessionRecord, SnapshotRecord, new_id
 from waypoint.session import Session, check_name, fork_threads
@@ -69,7 +70,8 @@ def _adopt(engine: Engine, snapshot: SnapshotRecord, name: str | None, verify: b
 def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str] | None, verify: bool) -> list[Session]:
     store = engine.store
     ids = [new_id("s") for _ in range(n)]
-    with store.operation(), store.holding(snapshot) as source:
+    with store.operation(), store.holding(snapshot) as held:
+        source = counted(store, held) if verify else held  # not on the threads below: each would begin an operation of its own
         base = store.db.base(source.base)
         parent = source.parent if source.pinned else source.id
         uppers = bringup.upper_numbers(store, base, n, engine.stock)

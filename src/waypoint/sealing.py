@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from waypoint.counting import NOT_YET, write_down
-from waypoint.errors import NotFound, WaypointError
+from waypoint.errors import KernelError, NotFound, StoreError, WaypointError
 from waypoint.guest.layer import PRIVATE
 from waypoint.kernel import aliases, inspect, netlock, trees, usage
 from waypoint.kernel.survey import Survey
-from waypoint.model import BaseRecord, SessionRecord, SnapshotRecord
-from waypoint.squash import squash
+from waypoint.model import SessionRecord, SnapshotRecord
+from waypoint.squash import DEPTH, squash
 from waypoint.store.store import Store
 
 __all__ = ["Sealing", "is_big", "parent_of"]
@@ -30,6 +30,8 @@ _COPIED_PER_MS = 5
 _COPIED_BYTES_PER_MS = 512 << 10
 _RESTORE_MS = 45.0
 _RESTORED_BYTES_PER_MS = 1 << 20
+_MOST_LAYERS = 100
+"""The kernel tells of a mount in one line, with all of its layers, of which CRIU reads 4096 characters."""
 
 
 @dataclass(slots=True)
@@ -81,10 +83,17 @@ class Sealing:
     def __post_init__(self) -> None:
         self.below = self.session.layers
 
-    def merge_below(self, base: BaseRecord) -> None:
-        """Of a session that is to be brought back over its own layer, and would have too many then. It runs meanwhile."""
-        self.below = squash(self.store, base, self.session.layers)
-        self.merged = self.below[0]
+    def merge_below(self) -> None:
+        """Of a session that is to come back over its own layer, and would have too many then. Its processes run meanwhile."""
+        base, layers = self.store.db.base(self.session.base), self.session.layers
+        if base.flat or len(layers) < DEPTH - 1:
+            return
+        try:
+            self.below = squash(self.store, base, layers)
+            self.merged = self.below[0]
+        except (StoreError, KernelError, OSError):
+            if len(layers) >= _MOST_LAYERS:
+                raise
 
     def drop_merged(self) -> None:
         """It is not brought back after all."""
@@ -170,6 +179,12 @@ class Sealing:
         if self.survey is not None:
             survey, self.survey = self.survey, None
             survey.cancel()
+
+    def clear(self) -> None:
+        """What the session has left behind with its overlay."""
+        trees.discard_tree(self.work)
+        if self.merged is not None:
+            self.store.discard_layers(self.session.layers)
 
     def discard_layer(self) -> None:
         layers = [layer for layer in (self.new_layer, self.merged, self.unused) if layer is not None]

@@ -319,7 +319,8 @@ class Session:
             return capture.take(
                 self._store, self._store.db.base(record.base), record, snapshot,
                 name=name, ask_shell=partial(ask_shell, link), began=began, created=created, ready=ready, end_session=end_session,
-                draft=draft, count=count, stock=self._engine.stock, deltas=self._engine.deltas, whole=whole,
+                draft=draft, count=count, stock=self._engine.stock, deltas=self._engine.deltas,
+                some_time=self._engine.some_time, whole=whole,
             )  # fmt: skip
 
         try:

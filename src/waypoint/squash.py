@@ -41,8 +41,8 @@ def squash(store: Store, base: BaseRecord, layers: tuple[int, ...]) -> tuple[int
     chain, guest = layers[:-1], layers[-1]
     names = [f"{layer}/d" for layer in layers]
     view = open_overlay(store.paths.layers, names, [Path(layer) for layer in base.layers], around_layers=False)
+    merged = store.new_layer("sealed")
     try:
-        merged = store.new_layer("sealed")
         root = Path(f"/proc/self/fd/{view}")
         plan = _Plan()
         _merge(root, "", [str(store.paths.upper(layer)) for layer in chain], plan)
@@ -54,6 +54,9 @@ def squash(store: Store, base: BaseRecord, layers: tuple[int, ...]) -> tuple[int
         for path in plan.whiteouts:
             os.mknod(target / path, stat.S_IFCHR, os.makedev(0, 0))
         return (merged, guest)
+    except BaseException:
+        store.discard_layers([merged])
+        raise
     finally:
         os.close(view)
 

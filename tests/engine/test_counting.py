@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +12,13 @@ import pytest
 
 from statefork import create_env_manager
 from statefork.counted import as_given
+from statefork.driver import Captured
 from waypoint import capture, counting
 from waypoint import engine as engine_module
 from waypoint.counting import NOT_YET
 from waypoint.engine import Engine
-from waypoint.errors import NotFound, VerifyFailed
+from waypoint.errors import NotFound, StoreError, VerifyFailed
+from waypoint.kernel import trees
 from waypoint.model import BaseRecord, SnapshotRecord
 from waypoint.session import Session
 from waypoint.twins import Budget
@@ -32,7 +36,7 @@ def rehomed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody counts unless he is asked."""
-    monkeypatch.setattr(engine_module, "_COUNT_SECONDS", 1e6)
+    monkeypatch.setattr(engine_module, "_SOME_SECONDS", 1e6)
 
 
 def uncounted(session: Session) -> SnapshotRecord:
@@ -70,13 +74,16 @@ def test_it_is_counted_without_being_asked(eager: Engine, session: Session) -> N
 
 def test_it_says_the_same_as_one_that_is_counted_at_once(eager: Engine, session: Session, never: None) -> None:
     later = counting.counted(eager.store, uncounted(session))
-    (fork,) = eager.fork(later, 1)
-    fork.exec("touch /many/1")  # of the same size, in a layer of its own
-    at_once = fork.snapshot()
-    assert at_once.files_bytes != NOT_YET and at_once.manifest[FILES]
-    assert later.manifest[FILES] == capture.file_digest(eager.store.paths.upper(later.layers[0]))
-    again = counting.counted(eager.store, replace(later, files_bytes=NOT_YET))
-    assert (again.files_bytes, again.manifest) == (later.files_bytes, later.manifest)
+    layer = eager.store.paths.upper(later.layers[0])
+    assert later.manifest[FILES] == capture.file_digest(layer)
+    assert FILES_WRITTEN * 4096 <= later.files_bytes <= trees.allocated_bytes(layer)  # without what is our own in it
+    session.exec(f"{WRITE}; touch -d 2001-02-03 /many/7", timeout=60)
+    at_once = session.snapshot()
+    assert at_once.files_bytes >= FILES_WRITTEN * 4096
+    unknown = {key: value for key, value in at_once.manifest.items() if key != FILES}
+    eager.store.db.update_snapshot(at_once.id, files_bytes=NOT_YET, manifest=unknown)
+    again = counting.counted(eager.store, row(eager, at_once))
+    assert (again.files_bytes, again.manifest) == (at_once.files_bytes, at_once.manifest)
 
 
 @pytest.mark.parametrize("way", ["snapshots", "gc", "count"])
@@ -140,4 +147,27 @@ def test_through_the_library_nobody_waits_unless_he_reads_it(tmp_path: Path, sma
         environment.exec_command(WRITE, timeout=60)
         environment.snapshot()
         history = environment.history
-    assert next(one for one in history if one.operation == "snapshot").files_bytes >= 0
+    taken_back = next(one for one in history if one.operation == "snapshot")
+    assert taken_back.files_bytes >= FILES_WRITTEN * 4096, "it was known before it was gone"
+
+
+def test_what_is_not_counted_yet_can_be_copied(eager: Engine, session: Session, never: None) -> None:
+    taken = uncounted(session)
+    record = Captured(None, (), files_bytes=eager.count_later(taken))
+    for copied in (pickle.loads(pickle.dumps(record)), copy.deepcopy(record)):
+        assert copied.files_bytes == record.files_bytes >= FILES_WRITTEN * 4096
+
+
+def test_a_full_disk_keeps_nobody_from_looking(eager: Engine, session: Session, never: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = uncounted(session)
+
+    def full(*_: object, **__: object) -> None:
+        raise StoreError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(eager.store.db), "update_snapshot", full)
+        assert {one.id: one for one in eager.snapshots()}[taken.id].files_bytes >= FILES_WRITTEN * 4096
+        eager.gc()
+    assert row(eager, taken).files_bytes == NOT_YET
+    eager.gc()
+    assert row(eager, taken).files_bytes >= FILES_WRITTEN * 4096

@@ -85,11 +85,13 @@ while True:
 """
 
 
-@pytest.fixture(params=["one file", "two files"])
+@pytest.fixture(params=["one file", "two files", "plain criu"])
 def tracking(
     home: Path, engine: Engine, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Engine]:
-    """`two files`: as much memory is copied, and protected by two threads."""
+    """`two files`: as much memory is copied, and protected by two threads. A plain CRIU does not ask before it touches a process."""
+    if request.param == "plain criu":
+        monkeypatch.setenv("WAYPOINT_QUICK", "0")
     if request.param == "two files":
         monkeypatch.setattr(pagemaps, "_WORTH_TWO_FILES", MIB)
         monkeypatch.setattr(written, "_WORTH_TWO", MIB)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from waypoint import capture
+from waypoint import capture, sealing
 from waypoint import engine as engine_module
+from waypoint.engine import Engine
+from waypoint.model import BaseRecord
 from waypoint.session import Session
 
 STEPS = [
@@ -45,7 +47,8 @@ def test_a_session_that_is_brought_back_over_its_own_layers_has_few_of_them(
 ) -> None:
     """The kernel tells of a mount in one line, which CRIU reads 4096 characters of."""
     monkeypatch.setattr(capture, "is_big", lambda *_, **__: True)
-    monkeypatch.setattr(capture, "DEPTH", 4)
+    for module in (capture, sealing):
+        monkeypatch.setattr(module, "DEPTH", 4)
     session.exec("sleep 100000 & HERE=$!; exec 7<>/kept; echo kept >&7")
     taken = []
     for step in [*STEPS, *("echo more >> /last; rm -f /n; echo $RANDOM > /n; cp -a /last /last2" for _ in range(3))]:
@@ -58,6 +61,29 @@ def test_a_session_that_is_brought_back_over_its_own_layers_has_few_of_them(
     for snapshot, wanted in taken:
         session.restore(snapshot.id, verify=True)
         assert session.exec(LISTING, timeout=60).stdout == wanted
+
+
+@pytest.mark.parametrize("way", ["pause", "snapshot"])
+@pytest.mark.parametrize("files_only", [False, True], ids=["full", "files"])
+def test_layers_that_nobody_needs_any_more_go_when_they_are_merged(
+    engine: Engine, small_base: BaseRecord, sessions: list[Session], monkeypatch: pytest.MonkeyPatch, way: str, files_only: bool
+) -> None:
+    monkeypatch.setattr(capture, "is_big", lambda *_, **__: True)
+    for module in (capture, sealing):
+        monkeypatch.setattr(module, "DEPTH", 5)
+    session = engine.new(base=small_base, files_only=files_only)
+    for i in range(12):
+        session.exec(f"echo {i} > /n; echo {i} > /f{i}")
+        if way == "pause":
+            session.pause()
+            session.resume()
+        else:
+            engine.drop_snapshots([session.snapshot().id])
+        assert len(session.record.layers) <= 5
+    assert session.exec("cat /n; cat /f*").stdout.split() == [b"11", *sorted((b"%d" % i for i in range(12)), key=lambda i: b"f" + i)]
+    named = {layer for record in engine.sessions() for layer in (record.upper, *record.layers)}
+    named |= {layer for record in engine.snapshots() for layer in record.layers}
+    assert {int(one.name) for one in engine.store.paths.layers.iterdir() if one.name.isdigit()} <= named
 
 
 def test_a_long_chain_of_generations(session: Session) -> None:

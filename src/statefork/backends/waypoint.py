@@ -135,6 +135,7 @@ class WaypointDriver(Driver):
 
     def discard(self, captured: Captured) -> None:
         stored: Stored = captured.handle
+        _ = captured.files_bytes  # whoever has it in a history can still ask when it is gone
         _drop(self._engine(stored.store), stored.snapshot)
 
     def describe(self, captured: Captured) -> Mapping[str, Any]:
@@ -281,7 +282,7 @@ def _sweep_named(engine: Engine, names: set[str]) -> Iterator[str]:
             except WrongState:  # it was only being made: that is for the engine's own collector
                 engine.gc()
             yield f"waypoint session {session.id}"
-    for taken in engine.snapshots():
+    for taken in engine.store.db.snapshots():
         if (taken.name in names or taken.session in ours) and _drop(engine, taken.id):
             yield f"waypoint snapshot {taken.id}"
 

@@ -137,6 +137,7 @@ def _one(workload: Workload, subject: Subject, env: Environment, samples: Sample
     workload.next_round(env, i)
     if workload.dirty == "1%":  # since the last snapshot, not since the restore before it
         env.snapshot()
+        os.sync()  # or it would pay for the whole of it
         workload.next_round(env, i)
     before = disk_used_bytes(disk)
     taken: list[str] = []

@@ -74,7 +74,7 @@ class _Name(click.ParamType):  # type: ignore[type-arg]
                 for record in engine.sessions():
                     found += _items(incomplete, record.id, record.name, f"session, {record.state}")
             if self._snapshots:
-                for snapshot in engine.snapshots():
+                for snapshot in engine.store.db.snapshots():
                     if not snapshot.pinned:
                         found += _items(incomplete, snapshot.id, snapshot.name, f"snapshot of {snapshot.session}")
         return found

@@ -140,10 +140,10 @@ class Dumper:
                 self._worker.tell(_NO_SOCKETS)
             if own_network and connected and netlock.has_connections(pid):
                 held.callback(netlock.lock_network(pid))
-            untouched = watched() if self._asks else ()
-            for one in untouched:
-                self._worker.tell(_UNTOUCHED.format(one))
-            if untouched:
+            untouched = watched()
+            if untouched and self._asks:
+                for one in untouched:
+                    self._worker.tell(_UNTOUCHED.format(one))
                 return look_beside
             look()
             return rest.pop()
