@@ -89,8 +89,9 @@ def _sh(env: Environment, command: str, timeout: float = 120) -> str:
 
 
 _ASK = "echo ask >/run/ask; cat /run/answer"
-# in a shell of its own: the session's would keep the memory that its list took
-_MANY = "mkdir -p /root/many/$i; (for n in {1..%d}; do echo $n >/root/many/$i/$n; done); rm -rf /root/many/$((i - 1))"
+# in a shell of its own: the session's would keep the memory that its list took. Those of earlier rounds stay: to remove as many
+# files of a lower layer is another load
+_MANY = "mkdir -p /root/many/$i; (for n in {1..%d}; do echo $n >/root/many/$i/$n; done)"
 _SQL = f"su postgres -c \"{_POSTGRES}/psql -qtAh /tmp -c '%s' postgres\""
 _WEB = "exec 9<>/dev/tcp/127.0.0.1/8000; echo %s >&9; read -r said <&9; exec 9>&-; echo $said"
 _BIG = "dd if=/dev/urandom of=/root/big bs=1M count=512 status=none"
