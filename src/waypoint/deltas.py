@@ -18,6 +18,7 @@ import fcntl
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ __all__ = ["Delta", "DeltaLost", "Deltas", "Tracking"]
 MOST_PARENTS = 24
 _MOST_SESSIONS = 8
 _MOSTLY = 0.75
+_LOCK_TRIES, _LOCK_SECONDS = 5, 0.002
 _WORTH_COPYING = 1 << 20
 """Less than that CRIU saves as quickly itself, and the image has one parent less."""
 _COMING, _ABOVE = ".parent", ".above"
@@ -270,12 +272,13 @@ class Deltas:
     def _track(self, session: str, init: Process) -> _Tracked | None:
         """None when another process tracks this session."""
         lock = locks.open_lock(self._paths.session(session) / "tracked.lock")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            return None
-        return _Tracked(init, lock)
+        for _ in range(_LOCK_TRIES):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return _Tracked(init, lock)
+            time.sleep(_LOCK_SECONDS)  # a program that is just being started has a copy of the one that was let go, until it runs
+        os.close(lock)
+        return None
 
     def _link(self, tracked: _Tracked, images: Path, known: set[Process]) -> bool:
         """False when there is nothing to build on: the image is gone or about to go, or has too many parents."""
