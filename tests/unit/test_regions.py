@@ -19,7 +19,7 @@ from waypoint.kernel import pagemaps, written
 from waypoint.kernel.criu_images_pb2 import pagemap_entry
 from waypoint.kernel.regions import Range, Regions
 from waypoint.kernel.wire_format import messages
-from waypoint.kernel.written import PAGE, Watch, united, within, without
+from waypoint.kernel.written import PAGE, Watch, united
 
 PRESENT, WRITTEN = 1 << 3, 1 << 1
 TOP = 1 << 47
@@ -65,17 +65,6 @@ def test_sets(found: Told) -> None:
 def test_what_is_told_twice_is_not_believed(found: Told) -> None:
     with pytest.raises(KernelError):
         regions([(start * PAGE, end * PAGE, kind) for start, end, kind in found]).whole()
-
-
-ranges = st.lists(
-    st.tuples(st.integers(0, 30), st.integers(1, 6)).map(lambda pair: (pair[0] * PAGE, sum(pair) * PAGE)), max_size=12
-)
-
-
-@given(ranges, ranges)
-def test_within(some: list[Range], others: list[Range]) -> None:
-    left, right = united(some), united(others)
-    assert within(left, right) == (not without(left, right))
 
 
 CHILD = """

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from waypoint.kernel import pagemaps
 from waypoint.kernel.pagemaps import copy_memory, same_pages
 from waypoint.kernel.regions import Range
-from waypoint.kernel.written import PAGE, united, without
+from waypoint.kernel.written import PAGE, united, within, without
 
 ranges = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 6)).map(lambda pair: (pair[0] * PAGE, sum(pair) * PAGE)), max_size=12
@@ -43,6 +43,12 @@ def test_without(some: list[Range], others: list[Range]) -> None:
     left, right = united(some), united(others)
     assert pages(without(left, right)) == pages(left) - pages(right)
     assert is_united(without(left, right))
+
+
+@given(ranges, ranges)
+def test_within(some: list[Range], others: list[Range]) -> None:
+    left, right = united(some), united(others)
+    assert within(left, right) == (not without(left, right))
 
 
 HOLES = """
