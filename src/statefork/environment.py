@@ -277,8 +277,11 @@ class Environment(Inside):
                 self._refuse_destroyed("fork")
                 node = self._family.tree.find(from_snapshot)
             draft.snapshot, draft.details["count"] = node.snapshot.id, n
-            with ThreadPoolExecutor(min(n, FORK_THREADS), thread_name_prefix="statefork-fork") as pool:
-                made = list(pool.map(lambda _: self._fork_one(node), range(n)))
+            if n == 1:  # a thread of its own would have to open the backend's database first
+                made = [self._fork_one(node)]
+            else:
+                with ThreadPoolExecutor(min(n, FORK_THREADS), thread_name_prefix="statefork-fork") as pool:
+                    made = list(pool.map(lambda _: self._fork_one(node), range(n)))
             failures = [one.error for one in made if isinstance(one, ForkFailure)]
             if failures and not return_errors:
                 for one in made:

@@ -272,7 +272,8 @@ class Stock:
                 stale += [one for one in self._restorers if one.since < oldest]
                 self._dumpers = {key: one for key, one in self._dumpers.items() if one.since >= oldest}
                 self._restorers = [one for one in self._restorers if one.since >= oldest]
-                if not self._dumpers and not self._restorers and not self.spares.waiting():
+                spare = self.spares.waiting() or self.spares.waiting_sessions()
+                if not self._dumpers and not self._restorers and not spare:
                     self._watched = False
             self._close(*stale)
             if not self._watched:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from waypoint import bringup, faults
 from waypoint.counting import counted
 from waypoint.errors import WaypointError
-from waypoint.model import BaseRecord, SessionRecord, SnapshotRecord, new_id
+from waypoint.model import BaseRecord, SessionRecord, SnapshotRecord
 from waypoint.session import Session, check_name, fork_threads
 from waypoint.store.store import Store
 
@@ -69,8 +69,8 @@ def _adopt(engine: Engine, snapshot: SnapshotRecord, name: str | None, verify: b
 
 def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str] | None, verify: bool) -> list[Session]:
     store = engine.store
-    ids = [new_id("s") for _ in range(n)]
     with store.operation(), store.holding(snapshot) as held:
+        ids = engine.stock.spares.take_sessions(n)
         source = counted(store, held) if verify else held  # not on the threads below: each would begin an operation of its own
         base = store.db.base(source.base)
         parent = source.parent if source.pinned else source.id

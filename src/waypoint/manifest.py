@@ -53,14 +53,13 @@ def told(result: ExecResult | None) -> dict[str, Any] | None:
 
 
 def ask_shell(link: Link, meanwhile: Callable[[], None] | None = None) -> ExecResult | None:
-    """For `told`; None when the shell is busy. `meanwhile` is called while it answers, if it does.
+    """For `told`; None when the shell is busy. `meanwhile` is called while it answers, once for each time that it is asked.
 
     A command's outcome is out a moment before the shell waits for the next: until then it refuses, but runs nothing.
     """
     request = commands.exec_request(SHELL_QUERY, no_wait=True, ours=True)
     request.timeout = 5
-    if meanwhile is not None:
-        request.on_start = lambda _: meanwhile()
+    request.meanwhile = meanwhile
     deadline = time.monotonic() + _BETWEEN_COMMANDS
     try:
         while True:

@@ -188,6 +188,23 @@ def test_a_restore_and_a_fork_take_uppers_that_are_made(eager: Engine, eager_ses
         fork.remove()
 
 
+def test_a_fork_takes_a_directory_that_is_made(eager: Engine, engine: Engine, eager_session: Session) -> None:
+    taken = eager_session.snapshot().id
+    until(lambda: len(eager.stock.spares.waiting_sessions()) > 0, "a session's directory is made ahead")
+    spare = eager.stock.spares.waiting_sessions()
+    (fork,) = eager_session.fork(1, from_snapshot=taken)
+    assert fork.id == spare[0] and fork.exec("echo up").stdout == b"up\n"
+    fork.remove()
+    until(lambda: len(eager.stock.spares.waiting_sessions()) > 0, "another one is made")
+    stocked(eager)
+    gone = eager.stock.spares.waiting_sessions()
+    engine.gc()  # of another process, as far as it knows
+    assert not any(eager.store.paths.session(session).exists() for session in gone)
+    (fork,) = eager_session.fork(1, from_snapshot=taken)
+    assert fork.id not in gone and fork.exec("echo up").stdout == b"up\n"
+    fork.remove()
+
+
 def test_what_gc_takes_is_made_anew(eager: Engine, engine: Engine, eager_session: Session) -> None:
     session = eager_session
     session.exec("echo first >/file")
@@ -209,13 +226,16 @@ def test_what_was_made_ahead_and_not_used_is_removed(home: Path, small_base: Bas
         session = eager.new(base=small_base)
         session.snapshot()
         spare = with_spares(eager)
+        until(lambda: len(eager.stock.spares.waiting_sessions()) > 0, "a session's directory is made ahead")
         stocked(eager)
+        directories = eager.stock.spares.waiting_sessions()
         assert any(path.name.startswith(".") for path in eager.store.paths.images.iterdir()), "for the next image"
         session.remove()
     with Engine(home) as engine:
         assert not any(path.name.startswith(".") for path in engine.store.paths.images.iterdir())
         assert not any(engine.store.paths.layer(upper).exists() for upper in spare)
         assert not set(spare) & set(engine.store.db.layers())
+        assert directories and not any(engine.store.paths.session(session).exists() for session in directories)
 
 
 def test_one_fork_has_a_worker_for_its_first_snapshot(eager: Engine, eager_session: Session) -> None:

@@ -49,7 +49,7 @@ class Link(Protocol):
 class Request:
     """What to start, and what to do with what it prints. Plain classes here: outcomes.py says why."""
 
-    __slots__ = ("kind", "limit", "log", "on_start", "on_stderr", "on_stdout", "payload", "stdin", "timeout")
+    __slots__ = ("kind", "limit", "log", "meanwhile", "on_start", "on_stderr", "on_stdout", "payload", "stdin", "timeout")
 
     def __init__(
         self, kind: bytes, payload: bytes, stdin: bytes | BinaryIO | None = None, timeout: float | None = None
@@ -61,6 +61,8 @@ class Request:
         self.on_stdout: Sink | None = None
         self.on_stderr: Sink | None = None
         self.on_start: Callable[[int], None] | None = None
+        self.meanwhile: Callable[[], None] | None = None
+        """Called when init has been asked, before it has answered."""
         self.log: BinaryIO | None = None
         self.limit = DEFAULT_LIMIT
 
@@ -172,6 +174,8 @@ def _drive(link: Link, request: Request, progress: _Progress) -> ExecResult:
                 connection.send(frames.FOLLOW, progress.id, frames.OFFSETS.pack(*progress.offsets))
             else:
                 connection.send(request.kind, 0, request.payload)
+                if request.meanwhile is not None:
+                    request.meanwhile()
             done = _stream(link, connection, request, progress, feed, deadline)
         if done is not None:
             return _result(done, progress, began)

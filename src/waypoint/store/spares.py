@@ -1,6 +1,6 @@
-"""Uppers that are made before they are needed: on a disk that is busy a directory takes milliseconds.
+"""Uppers and sessions' directories that are made before they are needed: on a disk that is busy a directory takes milliseconds.
 
-No row but their own names them: gc may take one at any time, and takes what a killed process leaves.
+No row but an upper's own names them: gc may take one at any time, and takes what a killed process leaves.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 
+from waypoint.model import new_id
 from waypoint.store.store import Store
 
 __all__ = ["Spares"]
@@ -22,15 +23,21 @@ class Spares:
         self._store = store
         self._lock = threading.Lock()
         self._there: list[tuple[int, float]] = []
+        self._directories: list[tuple[str, float]] = []
 
     def add(self) -> None:
-        """One more, if there are not enough; inside an operation."""
+        """One more of each, if there are not enough; inside an operation."""
         with self._lock:
-            if len(self._there) >= MOST:
-                return
-        upper = self._store.make_upper(self._store.new_uppers(1)[0], None)
-        with self._lock:
-            self._there.append((upper, time.monotonic()))
+            uppers, directories = len(self._there), len(self._directories)
+        if uppers < MOST:
+            upper = self._store.make_upper(self._store.new_uppers(1)[0], None)
+            with self._lock:
+                self._there.append((upper, time.monotonic()))
+        if directories < MOST:
+            session = new_id("s")
+            self._store.make_session_directory(session)
+            with self._lock:
+                self._directories.append((session, time.monotonic()))
 
     def take(self, n: int) -> list[int]:
         """At most `n` of them, now the caller's; inside an operation, so that gc takes none meanwhile."""
@@ -42,14 +49,34 @@ class Spares:
                     taken.append(upper)
         return taken
 
+    def take_sessions(self, n: int) -> list[str]:
+        """Ids for `n` new sessions; the first of them have a directory already, as far as there are any. Like `take`."""
+        taken: list[str] = []
+        with self._lock:
+            while self._directories and len(taken) < n:
+                session, _ = self._directories.pop(0)
+                if self._store.paths.session(session).is_dir():
+                    taken.append(session)
+        return [*taken, *(new_id("s") for _ in range(n - len(taken)))]
+
     def waiting(self) -> list[int]:
+        """The uppers."""
         with self._lock:
             return [upper for upper, _ in self._there]
+
+    def waiting_sessions(self) -> list[str]:
+        """Those that have a directory and nothing else."""
+        with self._lock:
+            return [session for session, _ in self._directories]
 
     def drop(self, oldest: float | None = None) -> None:
         """All of them, or those that have waited since before `oldest`."""
         with self._lock:
             gone = [upper for upper, since in self._there if oldest is None or since < oldest]
             self._there = [(upper, since) for upper, since in self._there if upper not in gone]
+            empty = [session for session, since in self._directories if oldest is None or since < oldest]
+            self._directories = [one for one in self._directories if one[0] not in empty]
+        for session in empty:
+            self._store.forget_session_directory(session)
         if gone:
             self._store.discard_layers(gone)

@@ -157,7 +157,8 @@ class Store:
         return self.paths.work(layer).exists()
 
     def make_session_directory(self, session: str) -> None:
-        self.paths.session(session).mkdir()
+        """It may be a spare one."""
+        self.paths.session(session).mkdir(exist_ok=True)
 
     def forget_session_directory(self, session: str) -> None:
         shutil.rmtree(self.paths.session(session), ignore_errors=True)
