@@ -35,6 +35,8 @@ PATIENCE = 0.008
 """The caller's next command is under way when a worker is started: together they would share the interpreter."""
 _ENOUGH_PATIENCE, _MOST_PATIENCE = 0.02, 0.1
 """Nor is one started beside a restore that wants both processors, for so long: if none is left for the next, and if one is."""
+_FIRST_COMMAND = 0.006
+"""That long after a restore its first command is under way, which is slower than those after it."""
 
 
 @dataclass(slots=True)
@@ -116,6 +118,8 @@ class Stock:
         self._dumpers: dict[str, Ready] = {}
         self._restorers: list[Restorer] = []
         self._restoring = 0
+        self._restored = 0.0
+        """When the last restore was done."""
         self._watched = False
         self._later = Chores("refill", store.db.close)
 
@@ -163,6 +167,7 @@ class Stock:
         finally:
             with self._lock:
                 self._restoring -= 1
+                self._restored = time.monotonic()
 
     def refill(self, session: SessionRecord | None) -> None:
         """After an operation: have a worker for the next snapshot of this session, and one for the next restore or fork."""
@@ -179,7 +184,9 @@ class Stock:
         def add() -> None:
             with self._lock:
                 patience = _MOST_PATIENCE if for_restore and self._restorers else _ENOUGH_PATIENCE
-                waits = self._restoring and time.monotonic() < asked + patience
+                now = time.monotonic()
+                busy = self._restoring > 0 or now < self._restored + _FIRST_COMMAND
+                waits = busy and now < asked + patience
             if waits:
                 self._add(start, for_restore=for_restore, asked=asked)
             elif self.on:

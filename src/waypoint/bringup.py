@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import os
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ __all__ = [
     "go_on",
     "handshake",
     "incarnation",
+    "next_upper",
     "overlay_for",
     "refuse_changed",
     "restore_processes",
@@ -92,6 +93,24 @@ def overlay_for(store: Store, base: BaseRecord, layers: tuple[int, ...], upper: 
 def new_upper(store: Store, base: BaseRecord, layers: tuple[int, ...], number: int | None = None) -> int:
     """Where the base contains the store, the top layer is copied instead of stacked (docs/decisions/host-root.md)."""
     return store.make_upper(store.new_uppers(1)[0] if number is None else number, layers[0] if base.flat else None)
+
+
+def next_upper(store: Store, base: BaseRecord, layers: tuple[int, ...], stock: Stock | None) -> int:
+    """One that is made and filled before the restore over these layers begins: the topmost of them does not change any more."""
+    upper = new_upper(store, base, layers, upper_numbers(store, base, 1, stock)[0])
+    try:
+        _fill(store, base, layers, upper)
+    except BaseException:
+        store.discard_layers([upper])
+        raise
+    return upper
+
+
+def _fill(store: Store, base: BaseRecord, layers: tuple[int, ...], upper: int) -> None:
+    """What a session's own layer has before any process of it runs."""
+    write_identity(store.paths.upper(upper))
+    if not base.flat:
+        carry_command(store.paths.upper(layers[0]), store.paths.upper(upper))
 
 
 def upper_numbers(store: Store, base: BaseRecord, n: int, stock: Stock | None) -> list[int]:
@@ -170,14 +189,19 @@ def restore_tree(
     verify: bool = False,
     upper: int | None = None,
     stock: Stock | None = None,
+    filled: bool = False,
+    beside: Callable[[], None] = lambda: None,
 ) -> Live:
     """Bring a snapshot's processes up over a new upper; a files-only snapshot starts a fresh shell over its files.
 
     On failure nothing of the attempt is left. `verify`: VerifyFailed when what came up differs from the snapshot's manifest.
-    `log_dir`: where CRIU's log goes. `upper`: the number of the new upper, if it has one already.
+    `log_dir`: where CRIU's log goes. `upper`: the number of the new upper, if it has one already; `filled`: see `next_upper`.
+    `beside` is called while CRIU is busy, if it comes to that.
     """
     if snapshot.full:
-        restoring = restore_processes(store, base, snapshot, spec, log_dir, waits=verify, upper=upper, stock=stock)
+        restoring = restore_processes(
+            store, base, snapshot, spec, log_dir, waits=verify, upper=upper, stock=stock, filled=filled, beside=beside
+        )
         with contextlib.nullcontext() if stock is None else stock.undisturbed():
             return go_on(restoring, verify)
     upper = new_upper(store, base, snapshot.layers, upper)
@@ -212,10 +236,12 @@ def restore_processes(
     guarded: bool = False,
     upper: int | None = None,
     stock: Stock | None = None,
+    filled: bool = False,
+    beside: Callable[[], None] = lambda: None,
 ) -> Restoring:
     """If it `waits`, it yields PID 1 when all is restored and nothing runs yet, and is sent whether to verify that; see criu.restore.
 
-    `log_dir`: by default beside the new upper.
+    `log_dir`: by default beside the new upper. `filled` and `beside`: see `restore_tree`.
     """
     layers = snapshot.layers
     upper = new_upper(store, base, layers, upper_numbers(store, base, 1, stock)[0] if upper is None else upper)
@@ -229,9 +255,13 @@ def restore_processes(
         check = checker(snapshot, spec.idmap, store.paths.upper(layers[0]), own_files)
 
         def fill() -> None:
-            write_identity(store.paths.upper(upper))
-            if not base.flat:
-                carry_command(store.paths.upper(layers[0]), store.paths.upper(upper))
+            if not filled:
+                _fill(store, base, layers, upper)
+
+        def with_network(pid: int) -> None:
+            if spec.network != "host":
+                _network_up(pid, incarnation(store, upper), outside)
+            beside()
 
         with contextlib.ExitStack() as kept:
             waiting = stock.restorer() if stock is not None and not groups and not spec.merge else None
@@ -246,9 +276,7 @@ def restore_processes(
                 own_network=spec.network != "host",
                 cgroups=groups,
                 log_dir=log_dir or store.paths.layer(upper),
-                with_network=(lambda pid: _network_up(pid, incarnation(store, upper), outside))
-                if spec.network != "host"
-                else None,
+                with_network=with_network,
                 hold=[gate],
                 check=check if waits else None,
                 guarded=guarded,

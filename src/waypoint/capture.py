@@ -96,6 +96,8 @@ def take(
     upper = sealing.upper
     ends = end_session
     requests = -1
+    doomed: list[Process] = []
+    next_upper: list[int] = []
     stack = contextlib.ExitStack()
     obstacles.refuse_queues(init.pid)
     staging = ready.staging(store.paths.images, snapshot)
@@ -157,6 +159,9 @@ def take(
                 init.pid, session.spec.idmap, told(said), filtered=session.spec.seccomp, held=sealing.held
             )
             sealing.manifest["base_files"] = _base_files(store, base, session, sealing.manifest.pop("mapped"))
+            if sealing.rehome:
+                doomed.extend(processes.identified(sealing.held))
+                next_upper.append(bringup.next_upper(store, base, (session.upper or 0, *sealing.below), stock))
             faults.point("snapshot-frozen")
 
         def before_release() -> None:
@@ -185,8 +190,16 @@ def take(
             return sealing.record
 
         def meanwhile() -> None:
-            if not ends and not delta.tracks:  # what takes longer than CRIU takes to let go comes after that
+            if sealing.rehome and sealing.survey is None:
+                for process in doomed:  # as CRIU is about to: none of them runs again, whatever becomes of CRIU
+                    processes.kill(process)
+                move()
+            elif not ends and not delta.tracks:  # what takes longer than CRIU takes to let go comes after that
                 made()
+
+        def move() -> None:
+            moved.move(upper.parent)
+            faults.point("snapshot-moved")
 
         dumped = dumper.dump(
             when_frozen=when_frozen,
@@ -199,12 +212,11 @@ def take(
         )
         faults.point("snapshot-dumped")
         if ends:  # CRIU has ended the tree
-            if sealing.rehome:
-                if sealing.survey is not None:
-                    sealing.survey.held()
-                moved.move(upper.parent)
-                faults.point("snapshot-moved")
-            store.db.complete_ending(session.id)
+            if sealing.survey is not None and sealing.rehome:
+                sealing.survey.held()
+                move()
+            if not sealing.rehome:
+                store.db.complete_ending(session.id)
         else:
             if sealing.record is None:
                 delta.complete(staging)
@@ -214,12 +226,15 @@ def take(
             sealing.record = replace(sealing.record, paused_ms=dumped.paused_ms, duration_ms=duration_ms)
             if not draft:
                 store.db.add_snapshot(sealing.record, {"snapshot": snapshot})
-        faults.point("snapshot-committed")
+        if not sealing.rehome:
+            faults.point("snapshot-committed")
         if not ends:
             delta.keep(snapshot)
     except BaseException:
         stack.close()
         sealing.stop_looking()
+        with contextlib.suppress(OSError, WaypointError):  # what is left of it is for gc
+            store.discard_layers(next_upper)
         if not ends or resolve(store, session, session.boot).state == "live":
             _undo(store, sealing, staging)
         raise
@@ -230,7 +245,6 @@ def take(
     if ends:
         live = bringup.Live(init, session.upper or 0, session.layers, session.spec)
         bringup.retire(store, live, wait=end_session)
-        moved.forget(upper.parent)
         sealing.forget_index()
     if end_session:
         sealing.clear()
@@ -238,7 +252,7 @@ def take(
     if not sealing.rehome:
         return Taken(record, init, Marks(requests, written, sealing.io))
     try:
-        taken = _rehome(store, base, session, record, dumped.since, stock)
+        taken = _rehome(store, base, session, record, dumped.since, stock, next_upper[0])
         return replace(taken, record=sealing.surveyed(taken.record))
     except BaseException:
         sealing.surveyed(record)
@@ -329,10 +343,30 @@ def _rehome(
     record: SnapshotRecord,
     since: float,
     stock: Stock | None,
+    upper: int,
 ) -> Taken:
-    """Restore the session over its own sealed upper. If that fails it is paused at the snapshot: nothing is lost."""
+    """Restore the session over its own sealed upper. If that fails it is paused at the snapshot: nothing is lost.
+
+    The rows of the snapshot are completed beside it; if this process dies before, whoever finds the intent completes them.
+    """
+    completed = False
+
+    def complete() -> None:
+        nonlocal completed
+        if not completed:
+            store.db.complete_ending(session.id)
+            completed = True
+            faults.point("snapshot-committed")
+            moved.forget(store.paths.layer(session.upper or 0))
+
     try:
-        live = bringup.restore_tree(store, base, record, session.spec, store.paths.session(session.id), {}, stock=stock)
+        try:
+            live = bringup.restore_tree(
+                store, base, record, session.spec, store.paths.session(session.id), {},
+                stock=stock, upper=upper, filled=True, beside=complete,
+            )  # fmt: skip
+        finally:
+            complete()
         faults.point("rehome-up")
     except WaypointError as error:
         error.message += (

@@ -243,7 +243,7 @@ def restore(
     own_network: bool,
     cgroups: Sequence[Path],
     log_dir: Path,
-    with_network: Hook | None,
+    with_network: Callable[[int], None],
     hold: Sequence[int],
     check: Hook | None = None,
     guarded: bool = False,
@@ -275,8 +275,7 @@ def restore(
             return lambda: network_up(pid)
 
         def network_up(pid: int) -> None:  # CRIU mounts meanwhile, and asks once more before it makes processes and sockets
-            if with_network is not None:
-                with_network(pid)
+            with_network(pid)
             if own_network and netlock.saved_connections(images):
                 held.callback(netlock.lock_network(pid))
 

@@ -55,14 +55,14 @@ def _pagemap(images: Path, number: int) -> Path:
 
 def saved_pages(images: Path, number: int) -> list[Range]:
     """Of the process with this pid inside: in the image itself or in its parents."""
-    return united((start, end) for start, end, _ in _entries(_pagemap(images, number)))
+    return united((start, end) for start, end, *_ in _entries(_pagemap(images, number)))
 
 
 def inherit(images: Path, number: int, ranges: Sequence[Range]) -> list[Range]:
     """Say of those pages that the image does not hold that they are in its parent; returns what both hold."""
     path = _pagemap(images, number)
     head = next(messages(path))
-    entries = list(_entries(path))
+    entries = [(start, end, message) for start, end, _, message in _entries(path)]
     own = united((start, end) for start, end, _ in entries)
     entries += ((start, end, _entry(start, end, _IN_PARENT)) for start, end in without(list(ranges), own))
     entries.sort()
@@ -238,8 +238,8 @@ def _segments(images: Path, number: int, files: contextlib.ExitStack) -> list[_S
     found: list[_Segment] = []
     inherited: list[Range] = []
     at = 0
-    for start, end, message in _entries(path):
-        if pagemap_entry.FromString(message).flags & _IN_PARENT:
+    for start, end, flags, _ in _entries(path):
+        if flags & _IN_PARENT:
             inherited.append((start, end))
         else:
             found.append((start, end, file, at))
@@ -318,13 +318,14 @@ def depth(images: Path) -> int:
     return 1 + depth(images / PARENT) if (images / PARENT).is_dir() else 0
 
 
-def _entries(path: Path) -> Iterator[tuple[int, int, bytes]]:
+def _entries(path: Path) -> Iterator[tuple[int, int, int, bytes]]:
+    """From, to, flags, and the entry as it is written."""
     found = messages(path)
     next(found, None)  # the head
     for message in found:
         entry = pagemap_entry.FromString(message)
         pages = entry.nr_pages or entry.compat_nr_pages
-        yield entry.vaddr, entry.vaddr + pages * PAGE, message
+        yield entry.vaddr, entry.vaddr + pages * PAGE, entry.flags, message
 
 
 def _entry(start: int, end: int, flags: int) -> bytes:

@@ -15,6 +15,7 @@ __all__ = [
     "alive",
     "boot_id",
     "half_restored",
+    "identified",
     "identify",
     "inits",
     "kill",
@@ -47,6 +48,15 @@ def identify(pid: int) -> Process:
     return Process(pid, start_ticks(pid))
 
 
+def identified(pids: Iterable[int]) -> list[Process]:
+    """Those that have not ended."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found.append(identify(pid))
+    return found
+
+
 def alive(process: Process) -> bool:
     if process.pid <= 0:
         return False
@@ -72,9 +82,8 @@ def kill(process: Process) -> None:
 
 def kill_each(pids: Iterable[int]) -> None:
     """Of a tree that stands still: a process that is only about to die with its PID 1 would run for an instant when it is let go."""
-    for pid in pids:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            kill(identify(pid))
+    for process in identified(pids):
+        kill(process)
 
 
 def wait_gone(process: Process, timeout: float) -> bool:
