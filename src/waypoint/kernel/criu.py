@@ -46,6 +46,8 @@ _NO_SOCKETS = "waypoint[unix]"
 but init has a socket. Another CRIU takes them for the names of things outside, and meets none."""
 _UNTOUCHED = "waypoint[memory-{}]"
 """Our own asks ("memory") before it touches this process."""
+_UNWANTED = "waypoint[no-{}]"
+"""Our own does not ask this question."""
 LINK_PREFIX = "link_remap."
 """CRIU's names, in the session, for open files whose own name is gone while another is left; it removes them after the dump."""
 
@@ -265,6 +267,8 @@ def restore(
         fill()
     options = _options(images, "restore.log", own_network)
     options.root = STAGE
+    connected = own_network and netlock.saved_connections(images)
+    options.external.extend(_UNWANTED.format(question) for question in _unheard(check is not None, connected))
     work = os.open(log_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         options.work_dir_fd = work
@@ -276,7 +280,7 @@ def restore(
 
         def network_up(pid: int) -> None:  # CRIU mounts meanwhile, and asks once more before it makes processes and sockets
             with_network(pid)
-            if own_network and netlock.saved_connections(images):
+            if connected:
                 held.callback(netlock.lock_network(pid))
 
         try:
@@ -328,6 +332,11 @@ def _held(worker: Worker, init: Process, guarded: bool) -> Iterator[None]:
             processes.kill_each(tree)
             worker.abandon()
             raise
+
+
+def _unheard(checked: bool, connected: bool) -> list[str]:
+    """Questions of a restore that nobody listens for: our own CRIU does not ask them."""
+    return ["post-restore", *([] if checked else ["pre-resume"]), *([] if connected else ["network-unlock"])]
 
 
 def end_half_restored(known: Sequence[Process] = ()) -> int:
