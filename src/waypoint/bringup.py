@@ -259,8 +259,10 @@ def restore_processes(
                 _fill(store, base, layers, upper)
 
         def with_network(pid: int) -> None:
-            if spec.network != "host":
-                _network_up(pid, incarnation(store, upper), outside)
+            _network_up(pid, incarnation(store, upper), outside)
+
+        def meanwhile() -> None:
+            faults.point("up-begun")
             beside()
 
         with contextlib.ExitStack() as kept:
@@ -276,7 +278,8 @@ def restore_processes(
                 own_network=spec.network != "host",
                 cgroups=groups,
                 log_dir=log_dir or store.paths.layer(upper),
-                with_network=with_network,
+                with_network=with_network if outside else None,
+                beside=meanwhile,
                 hold=[gate],
                 check=check if waits else None,
                 guarded=guarded,
@@ -289,7 +292,7 @@ def restore_processes(
             faults.point("up-restored")
             reapply(init, snapshot, store.paths.image(snapshot.image))
             said = hello.answer(init)
-            return Live(init, upper, layers, spec, said.get("state", ""), hello.keep() if guarded else None)
+            return Live(init, upper, layers, spec, said.get("state", ""), hello.keep() if stock is not None or guarded else None)
     except BaseException:
         if init is not None:
             processes.kill(init)

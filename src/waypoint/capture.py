@@ -18,6 +18,7 @@ from waypoint.deltas import Deltas
 from waypoint.ending import resolve
 from waypoint.errors import DiskFull, WaypointError
 from waypoint.guest.connection import quiesce
+from waypoint.guest.layer import forget_socket
 from waypoint.kernel import (
     cgroups,
     criu,
@@ -199,6 +200,7 @@ def take(
 
         def move() -> None:
             moved.move(upper.parent)
+            forget_socket(upper)
             faults.point("snapshot-moved")
 
         dumped = dumper.dump(
@@ -247,6 +249,7 @@ def take(
         bringup.retire(store, live, wait=end_session)
         sealing.forget_index()
     if end_session:
+        forget_socket(upper)
         sealing.clear()
         return Taken(sealing.surveyed(record), None, None)
     if not sealing.rehome:
@@ -373,6 +376,8 @@ def _rehome(
             f"; snapshot {record.id} is whole and the session is paused at it: `waypoint resume {session.id}`"
         )
         raise
+    if live.link is not None:  # as after any snapshot
+        live.link.close()
     store.db.update_session(session.id, **live.columns(), state="live", pause=None)
     faults.point("rehome-committed")
     record = replace(record, paused_ms=(time.perf_counter() - since) * 1000)

@@ -26,6 +26,7 @@ POINTS = (
     "files-ended",
     "files-committed",
     "up-layer",
+    "up-begun",
     "up-network",
     "up-restored",
     "restore-up",

@@ -86,6 +86,9 @@ def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str]
                 raise failures[0]
             store.db.make_live({session: live.columns() for session, live in made.items()})
             store.forget_numbers(set(uppers) - {live.upper for live in made.values()})
+            for session, live in made.items():
+                if live.link is not None:
+                    engine.links.keep(session, live.link, 0)
         except BaseException:
             for session, live in made.items():
                 engine.end_live(live)

@@ -14,7 +14,7 @@ from typing import Any
 
 from waypoint.counting import NOT_YET, write_down
 from waypoint.errors import KernelError, NotFound, StoreError, WaypointError
-from waypoint.guest.layer import PRIVATE
+from waypoint.guest.layer import PRIVATE, forget_socket
 from waypoint.kernel import aliases, inspect, netlock, trees, usage
 from waypoint.kernel.survey import Survey
 from waypoint.model import SessionRecord, SnapshotRecord
@@ -139,6 +139,7 @@ class Sealing:
                     return
         sealed = store.paths.upper(layer)
         trees.copy_tree(self.upper, sealed)
+        forget_socket(sealed)
         self.hidden = aliases.Hidden(self.work / "index")
         self.files_bytes = trees.allocated_bytes(sealed)
         self.layers = (layer, *session.layers)

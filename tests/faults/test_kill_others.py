@@ -13,7 +13,7 @@ from waypoint.errors import NotFound
 from waypoint.model import BaseRecord
 from waypoint.session import Session
 
-UP = ["up-layer", "up-network", "up-restored"]
+UP = ["up-layer", "up-begun", "up-restored"]
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from waypoint.kernel.syscalls import open_inside
 
-__all__ = ["OPAQUE", "PRIVATE", "build_guest_layer", "carry_command", "guest_files"]
+__all__ = ["OPAQUE", "PRIVATE", "build_guest_layer", "carry_command", "forget_socket", "guest_files"]
 
 PRIVATE = ".waypoint"
 """The one directory in a session's root that is ours; diff and tree never show it."""
 _RUN, _RUN_MODE = "run", 0o711
+_SOCKET = "sock"
 _COMMAND, _COMMAND_MODE, _MOST_BYTES = "c", 0o600, 1 << 20
 """Init's: the text of the command, which the shell reads."""
 OPAQUE = "trusted.overlay.opaque"
@@ -88,3 +89,25 @@ def carry_command(below: Path, upper: Path) -> None:
     made.write_bytes(text)
     if st.st_uid or st.st_gid:
         os.chown(made, st.st_uid, st.st_gid)
+
+
+def forget_socket(layer: Path) -> None:
+    """Init's, in a layer that no session writes to any more: whoever restores makes it anew, and to remove it from a lower layer
+    first costs the overlay a file of its own.
+
+    As above: what is not a socket at that very place is left alone.
+    """
+    root = os.open(layer, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        directory = open_inside(root, f"{PRIVATE}/{_RUN}", os.O_PATH | os.O_DIRECTORY, follow=False)
+    except OSError:
+        return
+    finally:
+        os.close(root)
+    try:
+        if stat.S_ISSOCK(os.stat(_SOCKET, dir_fd=directory, follow_symlinks=False).st_mode):
+            os.unlink(_SOCKET, dir_fd=directory)
+    except FileNotFoundError:
+        return
+    finally:
+        os.close(directory)

@@ -11,12 +11,12 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from waypoint.errors import CriuError, DiskFull, NotCapturable
-from waypoint.kernel import criu_images, netlock, obstacles, processes, processors, tools
+from waypoint.kernel import criu_images, netlock, netns, obstacles, processes, processors, tools
 from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel.criu_worker import Hook, Worker
 from waypoint.kernel.launch import ID_BASE, STAGE, Overlay, launch_argv
@@ -46,6 +46,8 @@ _NO_SOCKETS = "waypoint[unix]"
 but init has a socket. Another CRIU takes them for the names of things outside, and meets none."""
 _UNTOUCHED = "waypoint[memory-{}]"
 """Our own asks ("memory") before it touches this process."""
+_LOOPBACK = "waypoint[loopback]"
+"""Our own makes the network namespace beside the tree's first process, and brings up loopback in it (netns.py)."""
 _UNWANTED = "waypoint[no-{}]"
 """Our own does not ask this question."""
 LINK_PREFIX = "link_remap."
@@ -71,11 +73,8 @@ class Dumper:
         self._wait = False
         self._leave_running = True
         self._images = Path()
-        own = tools.engine_criu()
-        self._asks = own == tools.quick_criu()
-        options = [*cached_kernel_options(own), "--enter", str(init_pid), "--network", "own" if own_network else "host"]
-        argv = launch_argv("criu", options, (), list(own.argv))
-        self._worker = Worker(argv, hold=hold, environment=_environment(written))
+        options = ["--enter", str(init_pid), "--network", "own" if own_network else "host"]
+        self._worker = _worker(options, (), hold, _environment(written))
 
     def __enter__(self) -> Dumper:
         return self
@@ -143,7 +142,7 @@ class Dumper:
             if own_network and connected and netlock.has_connections(pid):
                 held.callback(netlock.lock_network(pid))
             untouched = watched()
-            if untouched and self._asks:
+            if untouched and self._worker.own:
                 for one in untouched:
                     self._worker.tell(_UNTOUCHED.format(one))
                 return look_beside
@@ -216,8 +215,7 @@ class Waiting:
 
 def start_restorer(hold: Sequence[int]) -> Waiting:
     """`hold`: see Worker."""
-    kernel = cached_kernel_options()
-    worker = Worker(launch_argv("criu", kernel, (), list(tools.engine_criu().argv)), hold=hold, environment={})
+    worker = _worker([], (), hold, {})
     try:
         return Waiting(worker, Stager())
     except BaseException:
@@ -227,10 +225,13 @@ def start_restorer(hold: Sequence[int]) -> Waiting:
 
 def _restorer(overlay: Overlay, cgroups: Sequence[Path], hold: Sequence[int], merge: bool) -> Worker:
     """One that is started now, with its root mounted."""
-    kernel = cached_kernel_options()
-    options = [*kernel, *overlay.options(), *(["--merge"] if merge else [])]
-    argv = launch_argv("criu", options, cgroups, list(tools.engine_criu().argv))
-    return Worker(argv, hold=hold, environment={})
+    return _worker([*overlay.options(), *(["--merge"] if merge else [])], cgroups, hold, {})
+
+
+def _worker(options: Sequence[str], cgroups: Sequence[Path], hold: Sequence[int], environment: Mapping[str, str]) -> Worker:
+    criu = tools.engine_criu()
+    argv = launch_argv("criu", [*cached_kernel_options(criu), *options], cgroups, list(criu.argv))
+    return Worker(argv, hold=hold, environment=environment, own=criu == tools.quick_criu())
 
 
 def _environment(written: bool) -> dict[str, str]:
@@ -245,7 +246,8 @@ def restore(
     own_network: bool,
     cgroups: Sequence[Path],
     log_dir: Path,
-    with_network: Callable[[int], None],
+    with_network: Callable[[int], None] | None,
+    beside: Callable[[], None],
     hold: Sequence[int],
     check: Hook | None = None,
     guarded: bool = False,
@@ -259,7 +261,9 @@ def restore(
     thread it likes and says whether to check, or throws something in: then the tree ends without having run. If `guarded`, it
     also does if this process is killed meanwhile.
     `ahead`: it is used up here. Then `hold` is what it was started with.
-    `with_network` is called with the pid when its namespaces exist, and has returned before any socket is restored.
+    `with_network` is called with the pid when its namespaces exist, and has returned before any socket is restored; without it
+    a network of its own has loopback alone.
+    `beside` is done while CRIU is at work.
     `merge`: its memory may be merged with others' (not with a worker that was started `ahead`).
     `fill` is called before the overlay is mounted; CRIU gets ready meanwhile if it waits.
     """
@@ -268,7 +272,6 @@ def restore(
     options = _options(images, "restore.log", own_network)
     options.root = STAGE
     connected = own_network and netlock.saved_connections(images)
-    options.external.extend(_UNWANTED.format(question) for question in _unheard(check is not None, connected))
     work = os.open(log_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         options.work_dir_fd = work
@@ -279,7 +282,10 @@ def restore(
             return lambda: network_up(pid)
 
         def network_up(pid: int) -> None:  # CRIU mounts meanwhile, and asks once more before it makes processes and sockets
-            with_network(pid)
+            if with_network is not None:
+                with_network(pid)
+            elif own_network:
+                netns.loopback_up(f"/proc/{pid}/ns/net")
             if connected:
                 held.callback(netlock.lock_network(pid))
 
@@ -288,7 +294,13 @@ def restore(
                 worker = used.enter_context(ahead.worker if ahead is not None else _restorer(overlay, cgroups, hold, merge))
                 if ahead is not None:
                     used.callback(ahead.stager.close)
-                worker.begin(rpc.RESTORE, options)
+                if worker.own:
+                    networked = with_network is not None or connected
+                    options.external.extend(_spared(check is not None, connected, networked))
+                    if own_network and not networked:
+                        options.external.append(_LOOPBACK)
+                with processors.woken_elsewhere(worker.pid):
+                    worker.begin(rpc.RESTORE, options)
                 if ahead is not None:
                     fill()
                     try:
@@ -299,8 +311,14 @@ def restore(
                             raise
                         # it has looked at the images and given up: that is the reason, not that it is gone
                         raise _failure("restore", log_dir / "restore.log", early, worker.stderr()) from None
-                hooks: dict[str, Hook] = {"setup-namespaces": namespaces_exist, "network-unlock": lambda _: held.close()}
+                hooks: dict[str, Hook] = {
+                    "pre-restore": lambda _: beside,
+                    "setup-namespaces": namespaces_exist,
+                    "network-unlock": lambda _: held.close(),
+                }
                 answer = worker.answer_until("post-resume" if check is None else "pre-resume", hooks)
+                if answer is None and not begun:
+                    begun.append(processes.identify(worker.told_pid))
                 if answer is None and check is not None:
                     with _held(worker, begun[0], guarded):
                         if (yield begun[0].pid):
@@ -334,9 +352,10 @@ def _held(worker: Worker, init: Process, guarded: bool) -> Iterator[None]:
             raise
 
 
-def _unheard(checked: bool, connected: bool) -> list[str]:
-    """Questions of a restore that nobody listens for: our own CRIU does not ask them."""
-    return ["post-restore", *([] if checked else ["pre-resume"]), *([] if connected else ["network-unlock"])]
+def _spared(checked: bool, connected: bool, networked: bool) -> list[str]:
+    """What our own CRIU need not ask in a restore, as nobody listens for it."""
+    questions = {"pre-resume": checked, "network-unlock": connected, "setup-namespaces": networked, "post-setup-namespaces": networked}
+    return [_UNWANTED.format(question) for question in ("post-restore", *(one for one, heard in questions.items() if not heard))]
 
 
 def end_half_restored(known: Sequence[Process] = ()) -> int:

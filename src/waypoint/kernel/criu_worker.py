@@ -43,10 +43,17 @@ class Worker:
     `hold` are descriptors of locks that it keeps for as long as it lives.
     """
 
-    def __init__(self, argv: Sequence[str], *, hold: Sequence[int], environment: Mapping[str, str]) -> None:
-        """`environment`: beside the path. Nothing of the caller's: CRIU takes options from it."""
+    def __init__(
+        self, argv: Sequence[str], *, hold: Sequence[int], environment: Mapping[str, str], own: bool = False
+    ) -> None:
+        """`own`: it is our own CRIU, and understands more.
+
+        `environment`: beside the path. Nothing of the caller's: CRIU takes options from it."""
         self._asked = self._answered = False
+        self.own = own
         self._abandoned = False
+        self.told_pid = 0
+        """The tree's PID 1, from the last question that named it."""
         self._facts: list[str] = []
         self._launcher = argv[0]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -174,6 +181,7 @@ class Worker:
                 if failed is not None and (knows or answer.success):
                     raise failed
                 return answer  # why CRIU gave up by itself is the reason, not what came of that
+            self.told_pid = answer.notify.pid or self.told_pid
             if question and answer.notify.script == question and failed is None:
                 return None
             meanwhile = None

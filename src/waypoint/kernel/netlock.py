@@ -7,6 +7,7 @@ packet is sent again by TCP. Only sessions with TCP connections pay for it (1-2 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,4 +41,4 @@ def has_connections(init_pid: int) -> bool:
 
 def saved_connections(images: Path) -> bool:
     """The same of a saved tree."""
-    return next(images.glob("tcp-stream-*.img"), None) is not None
+    return any(name.startswith("tcp-stream-") for name in os.listdir(images))

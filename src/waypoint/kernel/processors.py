@@ -11,9 +11,10 @@ import ctypes
 import os
 from collections.abc import Iterator
 
-__all__ = ["apart"]
+__all__ = ["apart", "woken_elsewhere"]
 
 _libc = ctypes.CDLL(None)
+_ALL = range(1024)
 
 
 @contextlib.contextmanager
@@ -34,6 +35,28 @@ def apart(pid: int) -> Iterator[bool]:
     finally:
         with contextlib.suppress(OSError):  # all of them were taken away meanwhile: the kernel has given it others
             os.sched_setaffinity(0, ours)
+
+
+@contextlib.contextmanager
+def woken_elsewhere(pid: int) -> Iterator[None]:
+    """Process `pid`, which sleeps, is not put on the processor of the calling thread when it is woken meanwhile, if one is idle.
+
+    Afterwards it may go where it could before, and so may what it starts.
+    """
+    ours = os.sched_getaffinity(0)
+    here = _libc.sched_getcpu()
+    if here not in ours or len(ours) < 2 or _running() >= len(ours):
+        yield
+        return
+    with contextlib.suppress(OSError):  # see below
+        os.sched_setaffinity(pid, ours - {here})
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(pid, _ALL)  # what a process has that was never kept to any, however many there will be
+            if os.sched_getaffinity(pid) != ours:
+                os.sched_setaffinity(pid, ours)
 
 
 def _kept(pid: int, others: set[int], here: int) -> bool:
