@@ -155,6 +155,8 @@ def take(
         def while_frozen() -> None:
             if not sealing.sealed:
                 sealing.seal(end_session=end_session, busy=said is None, stack=stack)
+            if sealing.files_bytes != NOT_YET:
+                sealing.digest = file_digest(store.paths.upper(sealing.layers[0]))
             sealing.renamed = socket_names.present_names(init.pid)
             sealing.manifest = describe_session(
                 init.pid, session.spec.idmap, told(said), filtered=session.spec.seccomp, held=sealing.held
@@ -173,6 +175,7 @@ def take(
                 socket_names.rewrite_names(staging, sealing.renamed)
             if sealing.new_layer is not None and criu.has_remaps(staging):
                 trees.carry_links(upper, store.paths.upper(sealing.new_layer), criu.LINK_PREFIX)
+                sealing.digest = ""
             sealing.link_names()
             if ends:
                 if counts() and criu.has_remaps(staging):  # it may have made directories for them
@@ -423,7 +426,7 @@ def _record(
     if sealing.typed:
         manifest[TYPED] = sealing.typed.hex()
     if sealing.files_bytes != NOT_YET:
-        manifest[FILES] = file_digest(store.paths.upper(sealing.layers[0]))
+        manifest[FILES] = sealing.digest or file_digest(store.paths.upper(sealing.layers[0]))
     if sealing.print:
         manifest["upper_print"] = sealing.print
     return SnapshotRecord(

@@ -47,6 +47,8 @@ class Sealing:
     files_bytes: int = 0
     rehome: bool = False
     print: str = ""
+    digest: str = ""
+    """Of the files of the layer, if that has been sealed by copying it."""
     hidden: aliases.Hidden | None = None
     """Names of changed files that hang on the overlay's index alone would show the old content over the new layer."""
     survey: Survey | None = None
@@ -155,6 +157,8 @@ class Sealing:
             return
         root, sealed = f"/proc/{self.session.init_pid}/root", self.store.paths.upper(self.layers[0])
         linked = aliases.link_hidden_names(root, self.upper, self.hidden.inodes(), sealed, self.session.spec.idmap)
+        if linked:
+            self.digest = ""
         if linked and self.survey is not None:
             self.look()
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from waypoint.kernel.processes import namespace_pids
+from waypoint.kernel.processes import namespace_pids, read_proc
 from waypoint.kernel.sockets import LISTENING, inet_sockets
 
 __all__ = ["describe", "descriptors", "held_files", "listening_ports", "mapped_files"]
@@ -123,11 +123,10 @@ def held_files(pids: Iterable[int]) -> tuple[bool, bool]:
     shared = nameless = False
     for pid in pids:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            with open(f"/proc/{pid}/maps", errors="surrogateescape") as lines:
-                text = lines.read()
-            nameless = nameless or f"{_NAMELESS}\n" in text or os.readlink(f"/proc/{pid}/exe").endswith(_NAMELESS)
-            for kind in (" rw-s ", " rwxs "):
-                if kind in text and any(kind in line and " /" in line for line in text.splitlines()):
+            text = read_proc(f"/proc/{pid}/maps")
+            nameless = nameless or f"{_NAMELESS}\n".encode() in text or os.readlink(f"/proc/{pid}/exe").endswith(_NAMELESS)
+            for kind in (b" rw-s ", b" rwxs "):
+                if kind in text and any(kind in line and b" /" in line for line in text.splitlines()):
                     shared = True
     return shared, nameless
 

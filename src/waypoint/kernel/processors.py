@@ -11,6 +11,8 @@ import ctypes
 import os
 from collections.abc import Iterator
 
+from waypoint.kernel.processes import read_proc
+
 __all__ = ["apart", "woken_elsewhere"]
 
 _libc = ctypes.CDLL(None)
@@ -70,5 +72,4 @@ def _kept(pid: int, others: set[int], here: int) -> bool:
 
 def _running() -> int:
     """How many tasks of the machine want a processor at this instant, this one among them."""
-    with open("/proc/loadavg", "rb") as told:
-        return int(told.read().split()[3].partition(b"/")[0])
+    return int(read_proc("/proc/loadavg").split()[3].partition(b"/")[0])

@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-from waypoint.kernel.processes import namespace_pids
+from waypoint.kernel.processes import namespace_pids, read_proc
 
 __all__ = ["Clocks", "io_counts"]
 
@@ -77,7 +77,7 @@ def io_counts(pids: Iterable[int]) -> dict[int, tuple[int, int]]:
     """How many reads and writes each process has done."""
     found = {}
     for pid in pids:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/io") as lines:
-            counts = dict(line.split(": ") for line in lines.read().splitlines())
-            found[pid] = int(counts["syscr"]), int(counts["syscw"])
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            counts = dict(line.split(b": ") for line in read_proc(f"/proc/{pid}/io").splitlines())
+            found[pid] = int(counts[b"syscr"]), int(counts[b"syscw"])
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from waypoint.kernel.processes import namespace_pids
+from waypoint.kernel.processes import namespace_pids, read_proc
 
 __all__ = ["anonymous_bytes", "tree_usage"]
 
@@ -15,8 +15,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 def anonymous_bytes(pid: int) -> int:
     """Of resident memory, what is neither a file's nor shared."""
-    with open(f"/proc/{pid}/statm", "rb") as text:
-        _, resident, shared, *_ = map(int, text.read().split())
+    _, resident, shared, *_ = map(int, read_proc(f"/proc/{pid}/statm").split())
     return (resident - shared) * _PAGE
 
 
@@ -29,8 +28,7 @@ def tree_usage(init_pid: int) -> tuple[float, int]:
     ticks = pages = 0
     for pid in namespace_pids(init_pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            with open(f"/proc/{pid}/stat", "rb") as stat:
-                text = stat.read()
+            text = read_proc(f"/proc/{pid}/stat")
             fields = text[text.rindex(b")") + 2 :].split()
             ticks += sum(map(int, fields[11:15]))
             pages += int(fields[21])
