@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from waypoint.errors import NotFound, WaypointError
+from waypoint.identity import write_identity
 from waypoint.kernel import criu
 from waypoint.kernel.chores import Chores
 from waypoint.model import Process, SessionRecord, new_id
@@ -111,7 +112,7 @@ class Stock:
         """`tracks`: of which sessions the next snapshot is a delta."""
         self._store = store
         self._paths = store.paths
-        self.spares = Spares(store)
+        self.spares = Spares(store, write_identity)
         self._tracks = tracks
         self.on = on
         self._lock = threading.Lock()
@@ -169,11 +170,11 @@ class Stock:
                 self._restoring -= 1
                 self._restored = time.monotonic()
 
-    def refill(self, session: SessionRecord | None) -> None:
+    def refill(self, session: str | None) -> None:
         """After an operation: have a worker for the next snapshot of this session, and one for the next restore or fork."""
         if not self.on:
             return
-        if session is not None and not session.spec.files_only:
+        if session is not None:
             self._add(lambda: self._keep_ready(session))
         self._add(self._add_restorer, for_restore=True)
 
@@ -204,9 +205,11 @@ class Stock:
         with self._store.operation():
             self.spares.add()
 
-    def _keep_ready(self, session: SessionRecord) -> None:
-        """The record may be of a moment ago: of a session that has gone since, or is another incarnation, nothing is kept."""
-        session = self._store.db.session(session.id)
+    def _keep_ready(self, wanted: str) -> None:
+        """Of a session that has gone by now nothing is kept."""
+        session = self._store.db.session(wanted)
+        if session.spec.files_only:
+            return
         init = Process(session.init_pid, session.init_start)
         with self._lock:
             there = self._dumpers.get(session.id)

@@ -20,7 +20,7 @@ from waypoint.errors import BaseChanged, KernelError, SessionDead
 from waypoint.guest import frames
 from waypoint.guest.connection import Connection, connect
 from waypoint.guest.layer import carry_command
-from waypoint.identity import write_identity
+from waypoint.identity import has_identity, write_identity
 from waypoint.kernel import capabilities, cgroups, criu, nat, network, processes, seccomp
 from waypoint.kernel.launch import IdmapRefused, Overlay, Surroundings, start_init
 from waypoint.model import BaseRecord, Process, SnapshotRecord, Spec
@@ -108,7 +108,8 @@ def next_upper(store: Store, base: BaseRecord, layers: tuple[int, ...], stock: S
 
 def _fill(store: Store, base: BaseRecord, layers: tuple[int, ...], upper: int) -> None:
     """What a session's own layer has before any process of it runs."""
-    write_identity(store.paths.upper(upper))
+    if base.flat or not has_identity(store.paths.upper(upper)):  # a copy has the identity of what it is a copy of
+        write_identity(store.paths.upper(upper))
     if not base.flat:
         carry_command(store.paths.upper(layers[0]), store.paths.upper(upper))
 

@@ -46,6 +46,7 @@ __all__ = ["Engine"]
 
 
 _SOME_SECONDS = 0.3
+_RECENT = 8
 """For what takes a processor for longer than whatever is asked for next."""
 
 
@@ -78,6 +79,8 @@ class Engine:
         """
         self.store = Store(home)
         self.boot = processes.boot_id()
+        self._recent: dict[str, SnapshotRecord] = {}
+        """As they were a moment ago: whoever uses one looks at its row all the same when it is held."""
         self.links = Links()
         weakref.finalize(self, self.links.close)
         self.deltas = Deltas(self.store.paths, deltas or Tracking(on=ahead))
@@ -254,7 +257,7 @@ class Engine:
 
     def fork_one(self, snapshot: str, name: str) -> Session:
         """Of the snapshot with this id; the quickest way where that has a twin."""
-        known = self.twins.known(snapshot) or self.store.db.snapshot(snapshot)
+        known = self.twins.known(snapshot) or self._recent.get(snapshot) or self.store.db.snapshot(snapshot)
         (session,) = self.fork(known, 1, [name])
         return session
 
@@ -323,10 +326,14 @@ class Engine:
         Where twins and drafts hide what a snapshot or restore takes, nothing of it is begun before the caller is well on its way.
         """
 
+        if snapshot is not None:
+            self._recent[snapshot.id] = snapshot
+            if len(self._recent) > _RECENT:
+                with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread has done it
+                    del self._recent[next(iter(self._recent))]
+
         def get_ahead() -> None:
-            if self.stock.on:
-                with contextlib.suppress(NotFound):
-                    self.stock.refill(None if session is None else session.record)
+            self.stock.refill(None if session is None else session.id)
             if snapshot is not None:
                 self.twins.want(snapshot)
 

@@ -12,10 +12,15 @@ from pathlib import Path
 
 from waypoint.guest.layer import PRIVATE
 
-__all__ = ["IDENTITY", "write_identity"]
+__all__ = ["IDENTITY", "has_identity", "write_identity"]
 
 IDENTITY = f"/{PRIVATE}/identity"
 _NAME = "identity"
+
+
+def has_identity(upper: Path) -> bool:
+    """It was written when the upper was made, ahead of its use."""
+    return os.path.lexists(upper / PRIVATE / _NAME)
 
 
 def write_identity(upper: Path) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 from waypoint.model import new_id
 from waypoint.store.store import Store
@@ -19,8 +21,10 @@ MOST = 2
 class Spares:
     """Those of one engine. Used by any number of threads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, fill: Callable[[Path], object]) -> None:
+        """`fill`: what every upper has in it, whatever it is for."""
         self._store = store
+        self._fill = fill
         self._lock = threading.Lock()
         self._there: list[tuple[int, float]] = []
         self._directories: list[tuple[str, float]] = []
@@ -31,6 +35,7 @@ class Spares:
             uppers, directories = len(self._there), len(self._directories)
         if uppers < MOST:
             upper = self._store.make_upper(self._store.new_uppers(1)[0], None)
+            self._fill(self._store.paths.upper(upper))
             with self._lock:
                 self._there.append((upper, time.monotonic()))
         if directories < MOST:
