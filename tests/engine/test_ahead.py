@@ -258,11 +258,11 @@ def test_no_worker_is_kept_for_a_session_that_is_removed_meanwhile(eager: Engine
     record = fork.record
     fork.remove()
     with pytest.raises(NotFound):
-        eager.stock._keep_ready(record)
+        eager.stock._keep_ready(record.id)
     assert fork.id not in eager.stock._dumpers
     record = eager_session.record
     eager_session.restore(taken.id)
-    eager.stock._keep_ready(record)  # of what it was before
+    eager.stock._keep_ready(record.id)  # of what it was before
     assert eager.stock._dumpers[eager_session.id].init.pid == eager_session.record.init_pid
 
 
