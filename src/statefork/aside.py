@@ -22,6 +22,8 @@ __all__ = ["Aside"]
 
 log = logging.getLogger(__name__)
 _KINDS = ("l", "s")
+_PATIENCE = 0.06
+"""Before the old is cleared away: a fork may follow a restore."""
 _pool = ThreadPoolExecutor(4, thread_name_prefix="statefork-aside")
 _soon = Chores("statefork-soon")
 """Hands over to the pool when the caller is well on its way; it need not be woken for that, as the pool must be."""
@@ -62,7 +64,7 @@ class Aside:
             number = next(self._count)
             self._doomed[number] = (live, place)
         if later:
-            _soon.later(lambda: _pool.submit(self._stop, number), lazily=True)
+            _soon.later(lambda: _pool.submit(self._stop, number), _PATIENCE, lazily=True)
         else:
             self._stop(number)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from waypoint.errors import NotFound, WaypointError
 from waypoint.identity import write_identity
-from waypoint.kernel import criu
+from waypoint.kernel import criu, processes
 from waypoint.kernel.chores import Chores
 from waypoint.model import Process, SessionRecord, new_id
 from waypoint.store import locks
@@ -34,7 +34,7 @@ MOST_RESTORERS = 2
 IDLE_SECONDS = 30.0
 PATIENCE = 0.008
 """The caller's next command is under way when a worker is started: together they would share the interpreter."""
-_ENOUGH_PATIENCE, _MOST_PATIENCE = 0.02, 0.1
+_ENOUGH_PATIENCE, _MOST_PATIENCE = 0.05, 0.1
 """Nor is one started beside a restore that wants both processors, for so long: if none is left for the next, and if one is."""
 _FIRST_COMMAND = 0.006
 """That long after a restore its first command is under way, which is slower than those after it."""
@@ -208,9 +208,9 @@ class Stock:
     def _keep_ready(self, wanted: str) -> None:
         """Of a session that has gone by now nothing is kept."""
         session = self._store.db.session(wanted)
-        if session.spec.files_only:
-            return
         init = Process(session.init_pid, session.init_start)
+        if session.spec.files_only or not processes.alive(init):  # ended, and about to be removed
+            return
         with self._lock:
             there = self._dumpers.get(session.id)
             if session.state != "live" or (there is not None and there.usable(init)):
