@@ -15,7 +15,7 @@ from waypoint import ahead
 from waypoint.engine import Engine
 from waypoint.errors import CriuError, NotFound
 from waypoint.kernel import processes
-from waypoint.model import BaseRecord
+from waypoint.model import BaseRecord, Process
 from waypoint.session import Session
 
 
@@ -284,3 +284,52 @@ def test_no_worker_is_started_beside_a_restore_for_a_while(eager: Engine, eager_
         until(lambda: len(eager.stock._restorers) == ahead.MOST_RESTORERS, "in the end it is")
         assert time.monotonic() - began >= ahead._MOST_PATIENCE
     eager.stock.refill(None)
+
+
+def test_the_first_command_has_the_connection_of_the_handshake(eager: Engine, eager_session: Session) -> None:
+    taken = eager_session.snapshot()
+    (fork,) = eager_session.fork(1, from_snapshot=taken.id)
+    assert fork.id in eager.links._kept
+    assert fork.exec("echo here").stdout == b"here\n"
+    eager_session.restore(taken.id)
+    assert eager_session.id in eager.links._kept
+    assert eager_session.exec("echo there").stdout == b"there\n"
+    fork.remove()
+    assert fork.id not in eager.links._kept
+
+
+def test_a_snapshot_that_is_known_is_looked_for_all_the_same(eager: Engine, eager_session: Session) -> None:
+    taken = eager_session.snapshot()
+    assert taken.id in eager._recent
+    eager.fork_one(taken.id, "known").remove()
+    eager.remove_snapshot(taken.id)
+    with pytest.raises(NotFound):
+        eager.fork_one(taken.id, "gone")
+
+
+def test_no_worker_is_started_for_a_session_that_has_ended(eager: Engine, eager_session: Session) -> None:
+    taken = eager_session.snapshot()
+    (fork,) = eager_session.fork(1, from_snapshot=taken.id)
+    until(lambda: fork.id in eager.stock._dumpers, "no worker was started while it lived")
+    init = Process(fork.record.init_pid, fork.record.init_start)
+    fork.halt()
+    assert processes.wait_gone(init, 10)
+    eager.stock.drop(fork.id)
+    eager.stock._keep_ready(fork.id)
+    assert fork.id not in eager.stock._dumpers
+    fork.remove()
+
+
+@pytest.mark.parametrize("files", [0, 2000])
+def test_no_layer_has_the_socket_of_init(eager: Engine, small_base: BaseRecord, files: int) -> None:
+    """Copied, or brought back over: a restore would have to hide it."""
+    session = eager.new(base=small_base)
+    try:
+        session.exec(f"mkdir /many; for n in $(seq {files}); do echo $n >/many/$n; done; echo done >/file", timeout=60)
+        taken = session.snapshot()
+        private = eager.store.paths.upper(taken.layers[0]) / ".waypoint" / "run"
+        assert (private / "c").exists() and not (private / "sock").exists()
+        session.restore(taken.id)
+        assert session.exec("ls /many | wc -l; cat /file").stdout.split() == [str(files).encode(), b"done"]
+    finally:
+        session.remove()

@@ -99,3 +99,27 @@ def test_a_snapshot_with_criu_elsewhere(
         assert os.sched_getaffinity(0) == ours
     finally:
         session.remove()
+
+
+def test_one_that_sleeps_is_woken_elsewhere_and_free_again(program: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = os.sched_getaffinity(0)
+    monkeypatch.setattr(processors, "_running", lambda: 1)
+    with pytest.raises(ZeroDivisionError), processors.woken_elsewhere(program):
+        assert len(os.sched_getaffinity(program)) == len(ours) - 1
+        raise ZeroDivisionError
+    assert os.sched_getaffinity(program) == ours
+    monkeypatch.setattr(processors, "_running", lambda: len(ours))
+    with processors.woken_elsewhere(program):
+        assert os.sched_getaffinity(program) == ours
+
+
+def test_one_that_was_kept_to_less_is_not_given_more(program: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever started the engine on some processors has its sessions there, too."""
+    ours = os.sched_getaffinity(0)
+    monkeypatch.setattr(processors, "_running", lambda: 1)
+    given: list[tuple[int, frozenset[int]]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, mask: given.append((pid, frozenset(mask))))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: ours if pid == 0 else ours | {1000})
+    with processors.woken_elsewhere(program):
+        pass
+    assert given[-1] == (program, frozenset(ours))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,15 @@ import pytest
 from waypoint.engine import Engine
 from waypoint.errors import HostUnsupported, KernelError
 from waypoint.kernel import build_criu, processes, tools
+from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel.criu import cached_kernel_options
-from waypoint.kernel.criu_worker import Worker
+from waypoint.kernel.criu_worker import Hook, Worker
 from waypoint.kernel.launch import launch_argv
+from waypoint.kernel.netns import in_netns
 from waypoint.model import BaseRecord
 from waypoint.session import Session
 
+_NS_GET_USERNS = 0xB701
 SERVER = "python3 -c 'import socket; s = socket.create_server((\"127.0.0.1\", 8000)); c, _ = s.accept(); print(c.recv(9))' >/said &"
 
 
@@ -137,6 +142,69 @@ def test_the_programs_that_criu_starts(quick: bool, eager: Engine, small_base: B
         assert session.exec("tail -n1 /small/numbers; wc -l </small/numbers").stdout.split() == [b"100000", b"100000"]
     finally:
         session.remove()
+
+
+def test_the_network_of_what_comes_back(quick: bool, eager: Engine, session: Session) -> None:
+    """Our own CRIU makes it beside the mounts and brings it up by itself; nobody is asked, and all is as if somebody had been."""
+    saved = session.snapshot().id
+    asked: list[str] = []
+    before = Worker.answer_until
+
+    def watched(self: Worker, question: str, hooks: Mapping[str, Hook]) -> rpc.criu_resp | None:
+        told = {name: partial(_note, asked, name, hook) for name, hook in hooks.items()}
+        return before(self, question, told)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, "answer_until", watched)
+        session.restore(saved)
+    assert ("setup-namespaces" in asked) is not quick and "pre-restore" in asked
+    shown = session.exec("cat /sys/class/net/lo/flags; ls /sys/class/net")
+    assert shown.stdout.split() == [b"0x9", b"lo"], shown.stderr
+    init = session.record.init_pid
+    names = ("ipv4/ping_group_range", "ipv4/ip_unprivileged_port_start", "mptcp/enabled")
+    settings = in_netns(f"/proc/{init}/ns/net", lambda: [Path(f"/proc/sys/net/{name}").read_text().split() for name in names])
+    assert settings == [["0", "2147483647"], ["0"], ["0"]]
+    with open(f"/proc/{init}/ns/net") as net:
+        owner = fcntl.ioctl(net, _NS_GET_USERNS)
+    try:
+        assert os.fstat(owner).st_ino == Path(f"/proc/{init}/ns/user").stat().st_ino, "it does not belong to the session"
+    finally:
+        os.close(owner)
+
+
+def _note(asked: list[str], name: str, hook: Hook, pid: int) -> Callable[[], None] | None:
+    asked.append(name)
+    return hook(pid)
+
+
+def test_processes_come_back_free_to_run_anywhere(quick: bool, session: Session) -> None:
+    """They are kept to one processor while CRIU steps through them."""
+    session.exec("sleep 1000 & sleep 1000 &")
+    session.restore(session.snapshot().id)
+    ours = os.sched_getaffinity(0)
+    pids = processes.namespace_pids(session.record.init_pid)
+    assert len(pids) == 4 and all(os.sched_getaffinity(pid) == ours for pid in pids)
+
+
+def test_mount_namespaces_inside(quick: bool, eager: Engine) -> None:
+    session = eager.new(extra_capabilities=["+SYS_ADMIN"], seccomp=False)
+    try:
+        inner = "mkdir /inner; mount --bind /etc /inner && touch /ready; exec sleep 1000"
+        session.exec(f"unshare -m sh -c '{inner}' & until [ -e /ready ]; do sleep 0.05; done", timeout=30)
+        saved = session.snapshot().id
+        session.exec("kill %1; rm /ready")
+        session.restore(saved)
+        assert session.exec("ls /inner | wc -l").stdout == b"0\n"
+        assert session.exec("[ -e /proc/$(jobs -p)/root/inner/passwd ] && echo there").stdout == b"there\n"
+    finally:
+        session.remove()
+
+
+def test_files_without_a_name_are_cleared_away(quick: bool, session: Session) -> None:
+    """Then the first process waits for all others, and what was made for them is taken away before anything runs."""
+    session.exec("mkdir /d; echo kept >/d/f; exec 8</d/f; rm -r /d; echo two >/a; ln /a /b; exec 9</a; rm /a")
+    session.restore(session.snapshot().id)
+    assert session.exec("cat <&8; cat <&9; ls -A / | grep -c -e '^d$' -e link_remap").stdout == b"kept\ntwo\n0\n"
 
 
 def test_a_host_where_it_is_not_built_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
