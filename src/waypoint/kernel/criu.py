@@ -41,6 +41,8 @@ _GHOST_LIMIT = 0xFFFF_FFFF
 _LOG_LEVEL = 2
 _NO_SPACE = 256 << 10
 _OWN_USERS = "waypoint[userns]"
+_OWN_NETWORK = "waypoint[network]"
+"""What our own CRIU says of the tree by itself; for another one `claim_network` does."""
 _NO_SOCKETS = "waypoint[unix]"
 """What our own CRIU need not find out (kernel/quick): that the session's user namespace can be entered, and that no process
 but init has a socket. Another CRIU takes them for the names of things outside, and meets none."""
@@ -105,6 +107,8 @@ class Dumper:
         options.pid = self._pid
         options.leave_running = leave_running
         options.external.append(_OWN_USERS)
+        if self._own_network:
+            options.external.append(_OWN_NETWORK)
         self._worker.begin(rpc.DUMP, options)
 
     def dump(
@@ -158,7 +162,7 @@ class Dumper:
             return rest.pop() if rest else None
 
         def mend() -> None:
-            if own_network:
+            if own_network and not self._worker.own:
                 criu_images.claim_network(images)
             criu_images.mend_terminals(images)
 
@@ -276,6 +280,7 @@ def restore(
     try:
         options.work_dir_fd = work
         begun: list[Process] = []
+        unasked: list[Process] = []
 
         def namespaces_exist(pid: int) -> Callable[[], None]:
             begun.append(processes.identify(pid))
@@ -294,6 +299,7 @@ def restore(
                 worker = used.enter_context(ahead.worker if ahead is not None else _restorer(overlay, cgroups, hold, merge))
                 if ahead is not None:
                     used.callback(ahead.stager.close)
+                used.push(lambda failed, *_: unasked.extend(_begun(worker)) if failed else None)
                 if worker.own:
                     networked = with_network is not None or connected
                     options.external.extend(_spared(check is not None, connected, networked))
@@ -329,7 +335,7 @@ def restore(
                 worker.leave()
                 return begun[0]
         except BaseException:
-            end_half_restored(begun)
+            end_half_restored(begun or unasked)
             raise
     finally:
         os.close(work)
@@ -350,6 +356,15 @@ def _held(worker: Worker, init: Process, guarded: bool) -> Iterator[None]:
             processes.kill_each(tree)
             worker.abandon()
             raise
+
+
+def _begun(worker: Worker) -> list[Process]:
+    """The PID 1 that it has made, which may run the session's own program by now: nobody could know it by CRIU's."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        pid = worker.begun_pid()
+        if pid and processes.is_sessions(pid, ID_BASE):
+            return [processes.identify(pid)]
+    return []
 
 
 def _spared(checked: bool, connected: bool, networked: bool) -> list[str]:

@@ -57,18 +57,25 @@ class Worker:
         self._facts: list[str] = []
         self._launcher = argv[0]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._socket = ours
-            self._process = subprocess.Popen(
-                [*argv, "swrk", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), *hold),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env={"PATH": _PATH, **environment},
-                start_new_session=True,
-            )
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self._begun, begins = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            with theirs:
+                self._socket = ours
+                self._process = subprocess.Popen(
+                    [*argv, "swrk", str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(), begins, *hold),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    env={"PATH": _PATH, "WAYPOINT_BEGUN": str(begins), **environment},
+                    start_new_session=True,
+                )
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except BaseException:
+            os.close(self._begun)
+            raise
+        finally:
+            os.close(begins)
 
     @property
     def pid(self) -> int:
@@ -76,6 +83,12 @@ class Worker:
 
     def there(self) -> bool:
         return not _readable(self._pidfd)
+
+    def begun_pid(self) -> int:
+        """Of the tree that it has begun to restore, if it is our own and has: without a question, for whoever has to end that tree."""
+        with contextlib.suppress(BlockingIOError):
+            return int(os.read(self._begun, 16) or 0)
+        return 0
 
     def has_asked(self) -> bool:
         """It waits for an answer, or has ended."""
@@ -112,7 +125,8 @@ class Worker:
             self._process.stderr.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
-            self._pidfd = -1
+            os.close(self._begun)
+            self._pidfd = self._begun = -1
 
     @contextlib.contextmanager
     def guarded(self, tree: Sequence[int]) -> Iterator[None]:

@@ -18,6 +18,7 @@ __all__ = [
     "identified",
     "identify",
     "inits",
+    "is_sessions",
     "kill",
     "kill_each",
     "namespace_pids",
@@ -150,9 +151,8 @@ def half_restored(is_criu: Callable[[str], bool], first_id: int) -> Iterator[Pro
         try:
             if not is_criu(_program(entry.name)):
                 continue
-            with open(f"/proc/{entry.name}/uid_map") as lines:
-                if lines.read().split()[:2] != ["0", str(first_id)]:
-                    continue
+            if not is_sessions(int(entry.name), first_id):
+                continue
             with open(f"/proc/{entry.name}/stat") as stat:
                 parent = stat.read().rpartition(")")[2].split()[1]
             # others than PID 1 have it as their parent, and it may run the session's own program already
@@ -160,6 +160,11 @@ def half_restored(is_criu: Callable[[str], bool], first_id: int) -> Iterator[Pro
                 yield identify(int(entry.name))
         except (FileNotFoundError, ProcessLookupError):
             continue
+
+
+def is_sessions(pid: int, first_id: int) -> bool:
+    """It is in the user namespace that sessions have."""
+    return read_proc(f"/proc/{pid}/uid_map").split()[:2] == [b"0", str(first_id).encode()]
 
 
 def _program(pid: str) -> str:

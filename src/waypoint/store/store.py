@@ -102,10 +102,16 @@ class Store:
     def holding(self, snapshot: SnapshotRecord) -> Iterator[SnapshotRecord]:
         """The snapshot as it is now; its files stay meanwhile, even if its row is removed. NotFound if it is gone."""
         with ExitStack() as stack:
-            self.keep(snapshot, stack)
+            gone: NotFound | None = None
+            try:
+                self.keep(snapshot, stack)
+            except NotFound as error:
+                gone = error
             now = self.db.snapshot(snapshot.id)
             if now.layers != snapshot.layers or now.full != snapshot.full:  # merged meanwhile, or its processes given up
                 now = stack.enter_context(self.holding(now))
+            elif gone is not None:
+                raise gone
             yield now
 
     def keep(self, snapshot: SnapshotRecord, stack: ExitStack) -> None:
