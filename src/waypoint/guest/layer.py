@@ -67,13 +67,10 @@ def carry_command(below: Path, upper: Path) -> None:
 
     Root in the session may have put anything there; what is not init's own file is left to the overlay.
     """
-    layer = os.open(below, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fd = open_inside(layer, f"{PRIVATE}/{_RUN}/{_COMMAND}", os.O_RDONLY | os.O_NONBLOCK, follow=False)
+        fd = _open_inits(below, _COMMAND, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return
-    finally:
-        os.close(layer)
     try:
         st = os.fstat(fd)
         if not stat.S_ISREG(st.st_mode) or st.st_mode & 0o7777 != _COMMAND_MODE or st.st_size > _MOST_BYTES:
@@ -97,13 +94,10 @@ def forget_socket(layer: Path) -> None:
 
     As above: what is not a socket at that very place is left alone.
     """
-    root = os.open(layer, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        directory = open_inside(root, f"{PRIVATE}/{_RUN}", os.O_PATH | os.O_DIRECTORY, follow=False)
+        directory = _open_inits(layer, ".", os.O_PATH | os.O_DIRECTORY)
     except OSError:
         return
-    finally:
-        os.close(root)
     try:
         if stat.S_ISSOCK(os.stat(_SOCKET, dir_fd=directory, follow_symlinks=False).st_mode):
             os.unlink(_SOCKET, dir_fd=directory)
@@ -111,3 +105,12 @@ def forget_socket(layer: Path) -> None:
         return
     finally:
         os.close(directory)
+
+
+def _open_inits(layer: Path, name: str, flags: int) -> int:
+    """Of what init has for itself, in this layer; no link leads out of it."""
+    root = os.open(layer, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return open_inside(root, f"{PRIVATE}/{_RUN}/{name}", flags, follow=False)
+    finally:
+        os.close(root)
