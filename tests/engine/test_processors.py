@@ -93,7 +93,7 @@ def test_a_snapshot_with_criu_elsewhere(
         def broken(_: object) -> bool:
             raise WaypointError("no")
 
-        monkeypatch.setattr(criu.criu_images, "claim_network", broken)
+        monkeypatch.setattr(criu.criu_images, "mend_terminals", broken)
         with pytest.raises(WaypointError):
             session.snapshot()
         assert os.sched_getaffinity(0) == ours
