@@ -267,12 +267,7 @@ def restore_processes(
             beside()
 
         with contextlib.ExitStack() as kept:
-            waiting = stock.restorer() if stock is not None and not groups and not spec.merge else None
-            if waiting is not None:
-                kept.callback(os.close, waiting.gate)
-                kept.enter_context(locks.shared_on(waiting.gate))
-            # CRIU keeps it: gc must not end what CRIU still works on
-            gate = waiting.gate if waiting is not None else kept.enter_context(locks.shared(store.paths.gate))
+            gate = kept.enter_context(locks.shared(store.paths.gate))  # CRIU keeps it: gc must not end what CRIU still works on
             restoring = criu.restore(
                 store.paths.image(snapshot.image),
                 overlay_for(store, base, layers, upper, spec.idmap),
@@ -285,7 +280,7 @@ def restore_processes(
                 check=check if waits else None,
                 guarded=guarded,
                 merge=spec.merge,
-                ahead=waiting.waiting if waiting is not None else None,
+                template=None if stock is None else stock.template,
                 fill=fill,
             )
             hello = kept.enter_context(_Hello(f"from snapshot {snapshot.id}"))

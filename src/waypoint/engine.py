@@ -70,7 +70,7 @@ class Engine:
         drafts: Drafting | None = None,
         deltas: Tracking | None = None,
     ) -> None:
-        """`ahead`: keep CRIU workers waiting for the next snapshot and restore, for a process that lives longer than one.
+        """`ahead`: have ready what snapshots and restores need, for a process that lives longer than one of them.
 
         `twins`: keep copies of the newest snapshots brought up and held, so that a restore or fork only lets one go on.
         `drafts`: save sessions after each command, so that a snapshot only has to name what is there; needs `ahead`.
@@ -85,7 +85,7 @@ class Engine:
         weakref.finalize(self, self.links.close)
         self.deltas = Deltas(self.store.paths, deltas or Tracking(on=ahead))
         self.stock = Stock(self.store, on=ahead, tracks=self.deltas.tracks)
-        self.twins = Twins(self.store, twins or Budget())
+        self.twins = Twins(self.store, twins or Budget(), self.stock)
         weakref.finalize(self, self.deltas.close)
         weakref.finalize(self, self.stock.close)
         weakref.finalize(self, self.twins.close)
@@ -320,8 +320,8 @@ class Engine:
             self.forget_removed(twin.session)
             raise
 
-    def afterwards(self, session: Session | None, snapshot: SnapshotRecord | None = None) -> None:
-        """For what may come next: workers, and a twin of the snapshot.
+    def afterwards(self, snapshot: SnapshotRecord | None = None) -> None:
+        """For what may come next: directories, and a twin of the snapshot.
 
         Where twins and drafts hide what a snapshot or restore takes, nothing of it is begun before the caller is well on its way.
         """
@@ -333,7 +333,7 @@ class Engine:
                     del self._recent[next(iter(self._recent))]
 
         def get_ahead() -> None:
-            self.stock.refill(None if session is None else session.id)
+            self.stock.refill()
             if snapshot is not None:
                 self.twins.want(snapshot)
 

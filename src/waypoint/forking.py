@@ -30,7 +30,7 @@ def fork(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str] 
     adopted = _adopt(engine, snapshot, names[0] if names else None, verify) if n == 1 else None
     forks = [adopted] if adopted is not None else _make(engine, snapshot, n, names, verify)
     faults.point("fork-live")
-    engine.afterwards(forks[0] if n == 1 else None, snapshot)  # as after a restore
+    engine.afterwards(snapshot)
     if snapshot.spec.on_fork:
         _greet(engine, forks, snapshot.spec.on_fork)
     return forks

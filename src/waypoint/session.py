@@ -265,7 +265,7 @@ class Session:
         began, created = time.perf_counter(), time.time()
         claimed = self._engine.drafts.claim(self, name, new_id("p"), began)
         if claimed is not None:
-            self._engine.afterwards(None, claimed)
+            self._engine.afterwards(claimed)
             return claimed
         with self._store.operation():
             record = self._live(self.record)
@@ -277,7 +277,7 @@ class Session:
                     taken = self._capture(name, began, created, ready, count=count)
             found = self._engine.keep_shallow(taken.record)
             self._engine.drafts.note(record, replace(taken, record=found))
-            self._engine.afterwards(self, found)
+            self._engine.afterwards(found)
             return found
 
     def draft(self, most_bytes: int) -> tuple[capture.Taken, SessionRecord] | None:
@@ -290,7 +290,7 @@ class Session:
             with contextlib.closing(self._engine.stock.ready(record)) as ready:
                 with locks.exclusive_on(ready.lock):
                     taken = self._capture(None, began, created, ready, draft=True)
-            self._engine.afterwards(self)
+            self._engine.afterwards()
             return taken, record
 
     def _capture(
@@ -371,7 +371,7 @@ class Session:
             else:
                 target = self._bring_back(record, snapshot, verify)
             self._drop_pause(record)
-        self._engine.afterwards(self, target)
+        self._engine.afterwards(target)
         return target
 
     def _bring_back(self, record: SessionRecord, snapshot: str, verify: bool) -> SnapshotRecord:
@@ -484,12 +484,10 @@ class Session:
         """End the session and drop its private files. Its snapshots stay."""
         with self._store.operation(), locks.exclusive(self._store.paths.session_lock(self.id)):
             record = self._engine.resolved(self.id)
-            self._engine.stock.drop(self.id)
             self._engine.deltas.drop(self.id)
             self._engine.drafts.stir(self.id)
             self._engine.links.drop(self.id)
             self._store.db.remove_session(self.id)
-            self._engine.stock.drop(self.id)  # one that was about to be kept is seen here, or sees that the row is gone
             faults.point("remove-row")
             self._engine.end_incarnation(record)
             faults.point("remove-ended")

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 
 from waypoint import bringup
+from waypoint.ahead import Stock
 from waypoint.counting import counted
 from waypoint.errors import WaypointError
 from waypoint.kernel import trees
@@ -42,8 +43,9 @@ class Budget:
 class _Twin:
     """One thread brings it up and leaves it waiting; whoever adopts it goes on with the rest of the restore."""
 
-    def __init__(self, store: Store, snapshot: SnapshotRecord) -> None:
+    def __init__(self, store: Store, snapshot: SnapshotRecord, stock: Stock) -> None:
         self._store = store
+        self._stock = stock
         self.snapshot = snapshot
         self.since = time.monotonic()
         self.session = new_id("s")
@@ -66,7 +68,7 @@ class _Twin:
                 self._store.paths.session_lock(self.session).touch(0o600)
                 self._base = self._store.db.base(source.base)
                 restoring = bringup.restore_processes(
-                    self._store, self._base, source, source.spec, None, waits=True, guarded=True
+                    self._store, self._base, source, source.spec, None, waits=True, guarded=True, stock=self._stock
                 )
                 next(restoring)
             self._restoring = restoring
@@ -116,8 +118,9 @@ def _same(a: SnapshotRecord, b: SnapshotRecord) -> bool:
 class Twins:
     """Those of one engine. Used by any number of threads."""
 
-    def __init__(self, store: Store, budget: Budget) -> None:
+    def __init__(self, store: Store, budget: Budget, stock: Stock) -> None:
         self._store = store
+        self._stock = stock
         self._budget = budget
         self._change = threading.Condition()
         self._wanted: list[SnapshotRecord] = []
@@ -234,6 +237,6 @@ class Twins:
             suits = not has_running_timers(self._store.paths.image(snapshot.image))
         with self._change:
             if suits and not self._closed:
-                self._there.append(_Twin(self._store, snapshot))
+                self._there.append(_Twin(self._store, snapshot, self._stock))
             else:
                 self._wanted = [one for one in self._wanted if one.id != snapshot.id]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from waypoint import ahead
+from waypoint.bases import base_from_rootfs
 from waypoint.engine import Engine
 from waypoint.errors import CriuError, NotFound
-from waypoint.kernel import processes
-from waypoint.model import BaseRecord, Process
+from waypoint.kernel import criu_rpc_pb2 as rpc
+from waypoint.kernel import processes, tools
+from waypoint.model import BaseRecord
 from waypoint.session import Session
 
 
@@ -34,7 +38,9 @@ def eager_session(eager: Engine, small_base: BaseRecord) -> Iterator[Session]:
 
 
 def stocked(engine: Engine) -> list[int]:
-    until(lambda: len(engine.stock.waiting()) >= 2, "a worker for each way")
+    """Workers that wait: one more after each operation."""
+    engine.stock.refill()
+    until(lambda: len(engine.stock.waiting()) >= 2, "workers wait")
     return engine.stock.waiting()
 
 
@@ -81,18 +87,76 @@ def test_a_worker_that_was_killed_is_replaced(eager: Engine, eager_session: Sess
     assert session.exec("echo $X").stdout == b"2\n"
 
 
-def test_what_mounts_the_root_was_killed_and_is_replaced(eager: Engine, eager_session: Session) -> None:
+def test_what_the_workers_are_forked_from_was_killed_and_is_replaced(eager: Engine, eager_session: Session) -> None:
+    """So is what mounts their roots; who was waiting goes on."""
     session = eager_session
     session.exec("X=1")
     first = session.snapshot().id
-    stocked(eager)
-    killed = [one.waiting.stager.pid for one in eager.stock._restorers]
-    end(killed)
-    session.exec("X=2")
     session.restore(first)
-    assert session.exec("echo $X").stdout == b"1\n"
+    assert eager.stock.template is not None
+    killed = eager.stock.template.servers()
+    assert len(killed) == 2
+    end(killed)
+    for number in range(4):
+        session.exec(f"X={number}")
+        taken = session.snapshot().id
+        session.restore(first)
+        assert session.exec("echo $X").stdout == b"1\n"
+        session.restore(taken)
+        assert session.exec("echo $X").stdout == b"%d\n" % number
     until(lambda: not any(alive(pid) for pid in killed), "they are reaped")
-    assert killed
+    assert len(eager.stock.template.servers()) == 2 and not set(killed) & set(eager.stock.template.servers())
+
+
+def test_a_process_that_was_forked_has_workers_of_its_own(eager: Engine, eager_session: Session) -> None:
+    eager_session.exec("X=1")
+    eager_session.snapshot()
+    stocked(eager)
+    assert eager.stock.template is not None
+    own = tools.engine_criu()
+    child = os.fork()
+    if child == 0:
+        worker = eager.stock.template.worker(own, hold=[])
+        os._exit(0 if parent_of(worker.pid) == os.getpid() and worker.there() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    worker = eager.stock.template.worker(own, hold=[])
+    assert parent_of(worker.pid) == os.getpid()
+    worker.close()
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_worker_that_cannot_be_started_says_why(eager: Engine) -> None:
+    assert eager.stock.template is not None
+    worker = eager.stock.template.worker(tools.engine_criu(), enter=2**22 + 1, hold=[])
+    worker.begin(rpc.DUMP, rpc.criu_opts(images_dir_fd=-1))
+    with worker, pytest.raises(CriuError, match="ns/cgroup: No such file"):
+        worker.answer({})
+
+
+def test_a_restore_sees_what_the_host_has_mounted_since(
+    eager: Engine, eager_session: Session, tmp_path: Path, small_rootfs: Path
+) -> None:
+    """The workers wait in copies of the host's mount namespace."""
+    root = tmp_path / "root"
+    root.mkdir()
+    eager_session.snapshot()
+    workers = set(stocked(eager))
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(root)], check=True)
+    try:
+        shutil.copytree(small_rootfs, root / "there", symlinks=True)
+        session = eager.new(base=base_from_rootfs(eager.store, root / "there"))
+        session.exec("X=1; sleep 1000 &")
+        taken = session.snapshot().id
+        session.restore(taken)
+        assert session.exec("echo $X; jobs -pr | wc -l").stdout == b"1\n1\n"
+        assert not workers & set(eager.stock.waiting()), "they were not used"
+        session.remove()
+        eager.remove_snapshot(taken)
+    finally:
+        subprocess.run(["umount", "-l", str(root)], check=True)
 
 
 def test_a_worker_for_an_older_incarnation_is_not_used(eager: Engine, engine: Engine, eager_session: Session) -> None:
@@ -131,20 +195,6 @@ def alive(pid: int) -> bool:
         return processes.start_ticks(pid) > 0
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def test_a_removed_session_leaves_no_worker_in_its_network(eager: Engine, small_base: BaseRecord) -> None:
-    session = eager.new(base=small_base)
-    session.snapshot()
-    until(lambda: len(eager.stock.waiting()) >= 2, "workers wait")
-    network = network_of(session.record.init_pid)
-    assert any(network_of(pid) == network for pid in eager.stock.waiting())
-    session.remove()
-    assert not any(network_of(pid) == network for pid in eager.stock.waiting())
-
-
-def network_of(pid: int) -> Path:
-    return Path(f"/proc/{pid}/ns/net").readlink()
 
 
 def test_a_damaged_image_is_named_as_the_reason(eager: Engine, eager_session: Session) -> None:
@@ -238,52 +288,17 @@ def test_what_was_made_ahead_and_not_used_is_removed(home: Path, small_base: Bas
         assert directories and not any(engine.store.paths.session(session).exists() for session in directories)
 
 
-def test_one_fork_has_a_worker_for_its_first_snapshot(eager: Engine, eager_session: Session) -> None:
-    """As a session that was restored has: an agent that goes back through StateFork gets a new session each time."""
-    taken = eager_session.snapshot()
-    (fork,) = eager_session.fork(1, from_snapshot=taken.id)
-    try:
-        until(lambda: fork.id in eager.stock._dumpers, "a worker for the fork")
-        worker = eager.stock._dumpers[fork.id].pid
-        fork.exec("X=2")
-        fork.snapshot()
-        assert fork.id not in eager.stock._dumpers or eager.stock._dumpers[fork.id].pid != worker
-    finally:
-        fork.remove()
-
-
-def test_no_worker_is_kept_for_a_session_that_is_removed_meanwhile(eager: Engine, eager_session: Session) -> None:
-    taken = eager_session.snapshot()
-    (fork,) = eager_session.fork(1, from_snapshot=taken.id)
-    record = fork.record
-    fork.remove()
-    with pytest.raises(NotFound):
-        eager.stock._keep_ready(record.id)
-    assert fork.id not in eager.stock._dumpers
-    record = eager_session.record
-    eager_session.restore(taken.id)
-    eager.stock._keep_ready(record.id)  # of what it was before
-    assert eager.stock._dumpers[eager_session.id].init.pid == eager_session.record.init_pid
-
-
-def test_no_worker_is_started_beside_a_restore_for_a_while(eager: Engine, eager_session: Session) -> None:
+def test_nothing_is_made_beside_a_restore_for_a_while(eager: Engine, eager_session: Session) -> None:
     eager_session.snapshot()
-    eager.stock.refill(None)
-
-    def all_wait() -> bool:
-        there = list(eager.stock._restorers)
-        return len(there) == ahead.MOST_RESTORERS and all(one.waiting.waits() for one in there)
-
-    until(all_wait, "one more with each operation")
-    restorer = eager.stock.restorer()
-    assert restorer is not None
-    restorer.close()
+    eager_session.snapshot()
+    assert eager.stock.template is not None
+    stocked(eager)
+    eager.stock.template.drop()
     with eager.stock.undisturbed():
         began = time.monotonic()
-        eager.stock.refill(None)
-        until(lambda: len(eager.stock._restorers) == ahead.MOST_RESTORERS, "in the end it is")
+        eager.stock.refill()
+        until(lambda: len(eager.stock.waiting()) > 0, "in the end it is")
         assert time.monotonic() - began >= ahead._MOST_PATIENCE
-    eager.stock.refill(None)
 
 
 def test_the_first_command_has_the_connection_of_the_handshake(eager: Engine, eager_session: Session) -> None:
@@ -305,19 +320,6 @@ def test_a_snapshot_that_is_known_is_looked_for_all_the_same(eager: Engine, eage
     eager.remove_snapshot(taken.id)
     with pytest.raises(NotFound):
         eager.fork_one(taken.id, "gone")
-
-
-def test_no_worker_is_started_for_a_session_that_has_ended(eager: Engine, eager_session: Session) -> None:
-    taken = eager_session.snapshot()
-    (fork,) = eager_session.fork(1, from_snapshot=taken.id)
-    until(lambda: fork.id in eager.stock._dumpers, "no worker was started while it lived")
-    init = Process(fork.record.init_pid, fork.record.init_start)
-    fork.halt()
-    assert processes.wait_gone(init, 10)
-    eager.stock.drop(fork.id)
-    eager.stock._keep_ready(fork.id)
-    assert fork.id not in eager.stock._dumpers
-    fork.remove()
 
 
 @pytest.mark.parametrize("files", [0, 2000])

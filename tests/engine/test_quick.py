@@ -18,6 +18,7 @@ from waypoint.errors import HostUnsupported, KernelError
 from waypoint.kernel import build_criu, processes, tools
 from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel.criu import cached_kernel_options
+from waypoint.kernel.criu_start import Started
 from waypoint.kernel.criu_worker import Hook, Worker
 from waypoint.kernel.launch import launch_argv
 from waypoint.kernel.netns import in_netns
@@ -26,24 +27,6 @@ from waypoint.session import Session
 
 _NS_GET_USERNS = 0xB701
 SERVER = "python3 -c 'import socket; s = socket.create_server((\"127.0.0.1\", 8000)); c, _ = s.accept(); print(c.recv(9))' >/said &"
-
-
-def own(pid: int) -> bool:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        program = str(Path(f"/proc/{pid}/exe").readlink())
-        if program != str(tools.launch_path()):
-            return program == str(tools.program_path(tools.QUICK))
-        time.sleep(0.01)
-    raise AssertionError("CRIU never came up")
-
-
-def workers(engine: Engine) -> list[int]:
-    deadline = time.monotonic() + 30
-    while len(engine.stock.waiting()) < 2:
-        assert time.monotonic() < deadline, "no workers are started ahead"
-        time.sleep(0.01)
-    return engine.stock.waiting()
 
 
 @pytest.fixture(params=["1", "0"])
@@ -66,16 +49,24 @@ def test_it_is_built_here() -> None:
     assert tools.criu_argv() != list(tools.engine_criu().argv), "others are measured with the plain one"
 
 
-def test_a_session_comes_back_with_either(quick: bool, eager: Engine, session: Session) -> None:
+def test_a_session_comes_back_with_either(quick: bool, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = set()
+    receive = Worker._receive
+
+    def watched(worker: Worker) -> bytes:
+        used.add(Path(f"/proc/{worker.pid}/exe").readlink() == tools.program_path(tools.QUICK))
+        return receive(worker)
+
+    monkeypatch.setattr(Worker, "_receive", watched)
     session.exec("N=1; sleep 1000 & echo one >/file; hostname changed 2>/dev/null")
     first = session.snapshot().id
-    assert {own(pid) for pid in workers(eager)} == {quick}
     session.exec("N=2; echo two >/file; kill %1; hostname other 2>/dev/null")
     session.restore(first)
     assert session.exec("echo $N; cat /file; jobs -pr | wc -l").stdout.split() == [b"1", b"one", b"1"]
     (fork,) = session.fork(1, from_snapshot=first)
     assert fork.exec("echo $N; cat /file; jobs -pr | wc -l").stdout.split() == [b"1", b"one", b"1"]
     assert fork.verify() == []
+    assert used == {quick}
     fork.remove()
 
 
@@ -236,7 +227,7 @@ def test_a_worker_that_is_killed_while_it_starts_leaves_nobody_behind() -> None:
     argv = launch_argv("criu", cached_kernel_options(), (), list(tools.engine_criu().argv))
     seen = []
     for step in range(40):
-        worker = Worker(argv, hold=[], environment={})
+        worker = Started(argv, hold=[], environment={})
         children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
         deadline = time.monotonic() + 2
         while not (found := children.read_text().split()) and time.monotonic() < deadline:

@@ -56,7 +56,8 @@ def _unpacked(archive: Path, into: Path) -> Path:
     done = run_program(["patch", "-p1", "--batch", "--input", str(patch)], timeout=60, cwd=source)
     if done.exit_code != 0:
         raise KernelError(f"{patch.name} does not fit {archive.name}:\n{done.text}")
-    shutil.copy(patch.with_name("written.c"), source / "criu")
+    for ours in patch.parent.glob("*.c"):
+        shutil.copy(ours, source / "criu")
     return source
 
 

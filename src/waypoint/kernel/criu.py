@@ -18,21 +18,20 @@ from pathlib import Path
 from waypoint.errors import CriuError, DiskFull, NotCapturable
 from waypoint.kernel import criu_images, netlock, netns, obstacles, processes, processors, tools
 from waypoint.kernel import criu_rpc_pb2 as rpc
+from waypoint.kernel.criu_start import Started
 from waypoint.kernel.criu_worker import Hook, Worker
 from waypoint.kernel.launch import ID_BASE, STAGE, Overlay, launch_argv
-from waypoint.kernel.stager import Stager
+from waypoint.kernel.template import Template
 from waypoint.outcomes import Process
 
 __all__ = [
     "LINK_PREFIX",
     "Dumped",
     "Dumper",
-    "Waiting",
     "cached_kernel_options",
     "end_half_restored",
     "has_remaps",
     "restore",
-    "start_restorer",
 ]
 
 _NEWNET = 0x40000000
@@ -65,18 +64,32 @@ class Dumped:
 
 
 class Dumper:
-    """A CRIU worker that is started before it is needed: starting and linking it takes longer than freezing a small tree."""
+    """A CRIU worker that gets ready while its caller has other things to do."""
 
-    def __init__(self, init_pid: int, *, own_network: bool, hold: Sequence[int], written: bool = False) -> None:
-        """`hold`: see Worker. `written`: only memory that was written is saved, see written.py."""
+    def __init__(
+        self,
+        init_pid: int,
+        *,
+        own_network: bool,
+        hold: Sequence[int],
+        written: bool = False,
+        template: Template | None = None,
+    ) -> None:
+        """`hold`: see Started. `written`: only memory that was written is saved, see written.py.
+
+        `template`: by which to have the worker, if it is our own CRIU."""
         self.written = written
         self._pid = init_pid
         self._own_network = own_network
         self._wait = False
         self._leave_running = True
         self._images = Path()
-        options = ["--enter", str(init_pid), "--network", "own" if own_network else "host"]
-        self._worker = _worker(options, (), hold, _environment(written))
+        criu = tools.engine_criu()
+        if template is not None and tools.is_quick(criu):
+            self._worker = template.worker(criu, enter=init_pid, own_network=own_network, written=written, hold=hold)
+        else:
+            options = ["--enter", str(init_pid), "--network", "own" if own_network else "host"]
+            self._worker = _started(options, (), hold, _environment(written))
 
     def __enter__(self) -> Dumper:
         return self
@@ -202,40 +215,10 @@ def has_remaps(images: Path) -> bool:
     return path.exists() and path.stat().st_size > 8  # beyond its magic
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """What a restore needs, started before it is known of what; not for sessions with cgroups of their own."""
-
-    worker: Worker
-    stager: Stager
-
-    def waits(self) -> bool:
-        return self.worker.waits() and self.stager.waits()
-
-    def close(self) -> None:
-        self.worker.close()
-        self.stager.close()
-
-
-def start_restorer(hold: Sequence[int]) -> Waiting:
-    """`hold`: see Worker."""
-    worker = _worker([], (), hold, {})
-    try:
-        return Waiting(worker, Stager())
-    except BaseException:
-        worker.close()
-        raise
-
-
-def _restorer(overlay: Overlay, cgroups: Sequence[Path], hold: Sequence[int], merge: bool) -> Worker:
-    """One that is started now, with its root mounted."""
-    return _worker([*overlay.options(), *(["--merge"] if merge else [])], cgroups, hold, {})
-
-
-def _worker(options: Sequence[str], cgroups: Sequence[Path], hold: Sequence[int], environment: Mapping[str, str]) -> Worker:
+def _started(options: Sequence[str], cgroups: Sequence[Path], hold: Sequence[int], environment: Mapping[str, str]) -> Worker:
     criu = tools.engine_criu()
     argv = launch_argv("criu", [*cached_kernel_options(criu), *options], cgroups, list(criu.argv))
-    return Worker(argv, hold=hold, environment=environment, own=criu == tools.quick_criu())
+    return Started(argv, hold=hold, environment=environment, own=tools.is_quick(criu))
 
 
 def _environment(written: bool) -> dict[str, str]:
@@ -256,23 +239,24 @@ def restore(
     check: Hook | None = None,
     guarded: bool = False,
     merge: bool = False,
-    ahead: Waiting | None = None,
+    template: Template | None = None,
     fill: Callable[[], None],
 ) -> Generator[int, bool, Process]:
-    """Bring the tree back over `overlay`; returns its PID 1. On failure nothing of the tree is left. `hold`: see Worker.
+    """Bring the tree back over `overlay`; returns its PID 1. On failure nothing of the tree is left. `hold`: see Started.
 
     With `check` it yields that pid when all is restored and nothing runs yet. The caller takes its time, goes on from whichever
     thread it likes and says whether to check, or throws something in: then the tree ends without having run. If `guarded`, it
     also does if this process is killed meanwhile.
-    `ahead`: it is used up here. Then `hold` is what it was started with.
+    `template`: by which to have the worker, if it is our own CRIU and is to have no cgroups of its own.
     `with_network` is called with the pid when its namespaces exist, and has returned before any socket is restored; without it
     a network of its own has loopback alone.
     `beside` is done while CRIU is at work.
-    `merge`: its memory may be merged with others' (not with a worker that was started `ahead`).
-    `fill` is called before the overlay is mounted; CRIU gets ready meanwhile if it waits.
+    `merge`: its memory may be merged with others'.
+    `fill` is called before the overlay is mounted; CRIU gets ready meanwhile if it was forked.
     """
-    if ahead is None:
-        fill()
+    criu = tools.engine_criu()
+    if template is not None and (cgroups or not tools.is_quick(criu)):
+        template = None
     options = _options(images, "restore.log", own_network)
     options.root = STAGE
     connected = own_network and netlock.saved_connections(images)
@@ -296,9 +280,12 @@ def restore(
 
         try:
             with contextlib.ExitStack() as held, contextlib.ExitStack() as used:
-                worker = used.enter_context(ahead.worker if ahead is not None else _restorer(overlay, cgroups, hold, merge))
-                if ahead is not None:
-                    used.callback(ahead.stager.close)
+                if template is not None:
+                    worker = template.worker(criu, merge=merge, hold=hold)
+                else:
+                    fill()
+                    worker = _started([*overlay.options(), *(["--merge"] if merge else [])], cgroups, hold, {})
+                used.enter_context(worker)
                 used.push(lambda failed, *_: unasked.extend(_begun(worker)) if failed else None)
                 if worker.own:
                     networked = with_network is not None or connected
@@ -307,10 +294,10 @@ def restore(
                         options.external.append(_LOOPBACK)
                 with processors.woken_elsewhere(worker.pid):
                     worker.begin(rpc.RESTORE, options)
-                if ahead is not None:
+                if template is not None:
                     fill()
                     try:
-                        ahead.stager.mount(worker.pid, overlay)
+                        template.mount(worker.pid, overlay)
                     except CriuError:
                         early = worker.answer_until("pre-restore", {})
                         if early is None:

@@ -27,7 +27,6 @@ Hook = Callable[[int], Callable[[], None] | None]
 
 _GUARD = 'free=$1; shift; read -r word; [ -s "/proc/self/fd/$free" ] || kill -9 "$@"'
 """Waits for the end of its input, and looks then whether it was set free. To be told would wake it, at a time when others want to run."""
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def _readable(fd: int) -> bool:
@@ -38,51 +37,44 @@ def _readable(fd: int) -> bool:
 
 
 class Worker:
-    """It ends with the answer to its one request, or when it is closed.
+    """It ends with the answer to its one request, or when it is closed. There are two ways to have one (criu_start.py)."""
 
-    `hold` are descriptors of locks that it keeps for as long as it lives.
-    """
-
-    def __init__(
-        self, argv: Sequence[str], *, hold: Sequence[int], environment: Mapping[str, str], own: bool = False
-    ) -> None:
-        """`own`: it is our own CRIU, and understands more.
-
-        `environment`: beside the path. Nothing of the caller's: CRIU takes options from it."""
+    def __init__(self, ours: socket.socket, errors: int, begun: int, *, own: bool) -> None:
+        """`own`: it is our own CRIU, and understands more."""
         self._asked = self._answered = False
         self.own = own
         self._abandoned = False
         self.told_pid = 0
         """The tree's PID 1, from the last question that named it."""
         self._facts: list[str] = []
-        self._launcher = argv[0]
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._begun, begins = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            with theirs:
-                self._socket = ours
-                self._process = subprocess.Popen(
-                    [*argv, "swrk", str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(), begins, *hold),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    env={"PATH": _PATH, "WAYPOINT_BEGUN": str(begins), **environment},
-                    start_new_session=True,
-                )
-            self._pidfd = os.pidfd_open(self._process.pid)
-        except BaseException:
-            os.close(self._begun)
-            raise
-        finally:
-            os.close(begins)
+        self._socket = ours
+        self._errors = os.fdopen(errors, "rb")
+        self._begun = begun
+        self._met: tuple[later.Child, int] | None = None
+
+    def _meet(self) -> tuple[later.Child, int]:
+        """Its process, a child of ours, and a pidfd of that; CriuError if there is none."""
+        raise NotImplementedError
+
+    @property
+    def _process(self) -> later.Child:
+        self._met = self._met or self._meet()
+        return self._met[0]
+
+    @property
+    def _pidfd(self) -> int:
+        self._met = self._met or self._meet()
+        return self._met[1]
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def there(self) -> bool:
-        return not _readable(self._pidfd)
+        try:
+            return not _readable(self._pidfd)
+        except CriuError:
+            return False
 
     def begun_pid(self) -> int:
         """Of the tree that it has begun to restore, if it is our own and has: without a question, for whoever has to end that tree."""
@@ -93,13 +85,6 @@ class Worker:
     def has_asked(self) -> bool:
         """It waits for an answer, or has ended."""
         return _readable(self._socket.fileno())
-
-    def waits(self) -> bool:
-        """It has become CRIU, in namespaces of its own, and nothing has ended it since."""
-        try:
-            return self.there() and os.readlink(f"/proc/{self.pid}/exe") != self._launcher
-        except OSError:
-            return False
 
     def __enter__(self) -> Worker:
         return self
@@ -113,20 +98,21 @@ class Worker:
         One that has answered, or was never asked, has nothing left to do but to end, which takes it 3 ms: nobody waits for that
         unless asked to.
         """
-        self._let_go()
-        if (self._answered or not self._asked) and not wait:
-            later.reap(self._process)
-        else:
-            self._process.wait()
-
-    def _let_go(self) -> None:
+        if self._begun < 0:
+            return
+        with contextlib.suppress(CriuError):  # then nobody was there
+            process = self._process
         self._socket.close()
-        if self._process.stderr is not None:
-            self._process.stderr.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            os.close(self._begun)
-            self._pidfd = self._begun = -1
+        self._errors.close()
+        os.close(self._begun)
+        self._begun = -1
+        if self._met is None:
+            return
+        os.close(self._pidfd)
+        if (self._answered or not self._asked) and not wait:
+            later.reap(process)
+        else:
+            process.wait()
 
     @contextlib.contextmanager
     def guarded(self, tree: Sequence[int]) -> Iterator[None]:
@@ -240,8 +226,7 @@ class Worker:
     def stderr(self) -> str:
         """What the launcher or the loader complained about; only after the worker has ended or refused."""
         self._socket.close()
-        assert self._process.stderr is not None
-        return self._process.stderr.read().decode(errors="replace").strip()
+        return self._errors.read().decode(errors="replace").strip()
 
     def _send(self, request: rpc.criu_req) -> None:
         try:

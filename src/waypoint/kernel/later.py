@@ -5,25 +5,36 @@ One thread for all of them: to start one for each took longer than the restore t
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
+from typing import Protocol
 
 from waypoint.kernel.chores import Chores
 
-__all__ = ["do", "reap"]
+__all__ = ["Child", "do", "reap"]
 
 _AGAIN_SECONDS = 0.04
 _chores = Chores("reaper")
 
 
-def reap(process: subprocess.Popen[bytes], release: Callable[[], None] | None = None) -> None:
+class Child(Protocol):
+    """A child of this process."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+
+def reap(process: Child, release: Callable[[], None] | None = None) -> None:
     """When it has ended, some time; `release` is called a little later and lets it end."""
     if release is not None:
         _chores.later(release, lazily=True)
     do(lambda: _look(process), _AGAIN_SECONDS)
 
 
-def _look(process: subprocess.Popen[bytes]) -> None:
+def _look(process: Child) -> None:
     if process.poll() is None:
         do(lambda: _look(process), _AGAIN_SECONDS)
 

@@ -33,6 +33,7 @@ __all__ = [
     "engine_criu",
     "init_path",
     "is_criu",
+    "is_quick",
     "launch_path",
     "own_criu_argv",
     "pages_path",
@@ -209,10 +210,15 @@ def is_criu() -> Callable[[str], bool]:
     return lambda path: path in plain or path.startswith(own)
 
 
+def is_quick(criu: Criu) -> bool:
+    """It is the engine's own, not the plain one."""
+    return criu.argv[0].startswith(f"{prefix()}/bin/{QUICK.name}-")
+
+
 def quick_criu() -> Criu | None:
     """The engine's own CRIU, if it has been built from the patch that this package carries and works on this kernel."""
     try:
-        binary = program_path(QUICK)
+        binary = _ours(QUICK)
         return _tried(str(binary), _identity(binary), _kernel(), prefix())
     except (HostUnsupported, OSError):
         return None
@@ -258,41 +264,41 @@ def _identity(path: Path) -> tuple[int, int, int]:
 
 def launch_path() -> Path:
     """The host-side launcher compiled from the source that this package carries."""
-    return _ours(0)
+    return _ours(PROGRAMS[0])
 
 
 def init_path() -> Path:
     """The static PID 1 of a session, compiled from the source that this package carries."""
-    return _ours(1)
+    return _ours(PROGRAMS[1])
 
 
 def written_path() -> Path:
     """What makes CRIU dump only the memory that was written to (deltas.py)."""
-    return _ours(2)
+    return _ours(PROGRAMS[2])
 
 
 def survey_path() -> Path:
     """What looks at layers of thousands of files."""
-    return _ours(3)
+    return _ours(PROGRAMS[3])
 
 
 def pages_path() -> Path:
     """What saves thousands of single pages (regions.py)."""
-    return _ours(4)
+    return _ours(PROGRAMS[4])
 
 
-def _ours(number: int) -> Path:
+def _ours(program: Program) -> Path:
     """Found once in the life of a process, which goes on with the source that it was loaded from."""
-    path = _found(number, prefix())
+    path = _found(program, prefix())
     if not path.exists():
         _found.cache_clear()
-        path = _found(number, prefix())
+        path = _found(program, prefix())
     return path
 
 
 @cache
-def _found(number: int, _: Path) -> Path:
-    return program_path(PROGRAMS[number])
+def _found(program: Program, _: Path) -> Path:
+    return program_path(program)
 
 
 def program_path(program: Program) -> Path:

@@ -4,9 +4,11 @@
  *
  *   launch new  [overlay options] [session options] -- INIT [ARG...]   starts PID 1; prints its host pid
  *   launch criu [overlay options] [criu options] -- CRIU ARG...        becomes CRIU in a private mount namespace
- *   launch stage [--idmap BASE]                                        mounts the overlay for a CRIU that was started before: reads
- *                                                                      its options, overlay options and --enter PID, from stdin,
- *                                                                      each ended by a zero byte; says 1 when that is done
+ *   launch template [--kdat FILE] -- CRIU ARG...                       becomes our own CRIU that forks others, each with a mount
+ *                                                                      namespace made of the one that this was started in
+ *   launch stage [--idmap BASE] -- SOCKET                              mounts overlays for CRIUs that run already: each request is a
+ *                                                                      message with overlay options and --enter PID, each ended by
+ *                                                                      a zero byte, and a descriptor to which it writes 1, or why not
  *
  * Every mount is made in a private mount namespace: when the session's last process dies the kernel removes them all,
  * whatever happened to the caller. Nothing is ever mounted in the host's namespace.
@@ -45,6 +47,7 @@
 #define MAX_BASE 128
 #define ID_RANGE 268435456u
 #define MAX_WORDS 2048
+#define STAGES 2
 #define STAGE "/run/root"	/* where a root is put together, on a private tmpfs that every user may walk through */
 
 static const char *lower[MAX_LOWER], *cgroup[MAX_CGROUP], *mask[MAX_MASK], *readonly[MAX_MASK];
@@ -264,7 +267,7 @@ static int new_session(char **argv)
 	allow_merging();
 	join_cgroups();
 	private_mounts();
-	mount_overlay();
+	attach_overlay(make_overlay());
 	if (pipe2(go, O_CLOEXEC))
 		die("pipe");
 	args.flags = flags & ~0xff;
@@ -320,18 +323,33 @@ static void enter(int pid, const char *name, int flag)
 	close(fd);
 }
 
-static int become_criu(char **argv)
+/* What CRIU keeps of the kernel it looks for on a tmpfs: there it is, and then CRIU goes back. */
+static void leave_way_back(void)
 {
+	char number[16];
+	int fd = open("/proc/self/ns/mnt", O_RDONLY);
+
+	if (fd < 0)
+		die("opening /proc/self/ns/mnt");
+	snprintf(number, sizeof(number), "%d", fd);
+	if (setenv("WAYPOINT_TEMPLATE", number, 1))
+		die("setenv");
+}
+
+static int become_criu(char **argv, int template)
+{
+	if (template)
+		leave_way_back();
 	allow_merging();
 	join_cgroups();
 	private_mounts();
 	if (upper)
-		mount_overlay();
+		attach_overlay(make_overlay());
 	if (enter_pid) {
 		enter(enter_pid, "cgroup", CLONE_NEWCGROUP);
 		if (strcmp(network, "host"))
 			enter(enter_pid, "net", CLONE_NEWNET);
-	} else if (unshare(CLONE_NEWCGROUP)) {
+	} else if (!template && unshare(CLONE_NEWCGROUP)) {
 		die("unshare cgroup namespace");
 	}
 	/* CRIU keeps what it learnt about the kernel in /run/criu.kdat, but only on a tmpfs; without it every start costs 60 ms */
@@ -387,6 +405,7 @@ static void stage(void)
 {
 	struct stat ours, theirs;
 	char path[64];
+	int mount_fd;
 
 	snprintf(path, sizeof(path), "/proc/%d/ns/mnt", enter_pid);
 	if (stat("/proc/self/ns/mnt", &ours) || stat(path, &theirs))
@@ -395,36 +414,71 @@ static void stage(void)
 		errno = EAGAIN;
 		die("process %d has no mount namespace of its own", enter_pid);
 	}
+	mount_fd = make_overlay(); /* of what is mounted now: that namespace may have been made a while ago */
 	enter(enter_pid, "mnt", CLONE_NEWNS);
-	mount_overlay();
+	attach_overlay(mount_fd);
 }
 
-/* Started before anybody knows what for. If nothing comes, nobody wants it any more. */
-static int stage_later(void)
+static int read_request(int sk, char *text, size_t size, int *answer)
 {
-	static char text[1 << 20], *words[MAX_WORDS + 1];
-	size_t size = 0;
+	char room[CMSG_SPACE(sizeof(int))];
+	struct iovec said = { text, size - 1 };
+	struct msghdr message = { .msg_iov = &said, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof(room) };
+	struct cmsghdr *head;
 	ssize_t n;
-	int count = 0;
 
-	if (idmap)
-		ready_namespace = idmap_namespace(), ready_idmap = idmap;
-	idmap = 0;
-	while ((n = read(STDIN_FILENO, text + size, sizeof(text) - size)) > 0)
-		size += n;
-	if (n < 0 || size == sizeof(text))
-		die("reading what to mount");
+	do {
+		n = recvmsg(sk, &message, MSG_CMSG_CLOEXEC);
+	} while (n < 0 && errno == EINTR);
+	head = CMSG_FIRSTHDR(&message);
+	if (n <= 0 || !head || head->cmsg_type != SCM_RIGHTS)
+		return 0;
+	memcpy(answer, CMSG_DATA(head), sizeof(*answer));
+	return message.msg_flags & MSG_TRUNC ? 0 : n;
+}
+
+#define NOBODY_ASKS 3
+
+static int serve_one(int sk)
+{
+	static char text[1 << 18], *words[MAX_WORDS + 1];
+	int answer, count = 0, size = read_request(sk, text, sizeof(text), &answer);
+
+	if (size <= 0)
+		return NOBODY_ASKS;
+	dup2(answer, STDERR_FILENO);
 	for (char *at = text; at < text + size; at += strlen(at) + 1) {
 		if (count == MAX_WORDS)
 			return 2;
 		words[count++] = at;
 	}
-	if (!count)
-		return 0;
-	if (options(words, 0) != count || !enter_pid || !upper)
+	if (options(words, 0) != count || !enter_pid || !upper) {
+		fprintf(stderr, "launch: not a request\n");
 		return 2;
+	}
 	stage();
-	return write(STDOUT_FILENO, "1", 1) != 1;
+	return write(answer, "1", 1) != 1;
+}
+
+/* A child for each request, which enters a mount namespace and does not come back; as many wait as can work at once. */
+static int serve_stages(int sk)
+{
+	int waiting = 0, status = 0;
+
+	if (idmap)
+		ready_namespace = idmap_namespace(), ready_idmap = idmap;
+	idmap = 0;
+	do {
+		pid_t pid = fork();
+
+		if (pid < 0)
+			die("fork");
+		if (pid == 0)
+			return serve_one(sk);
+		if (++waiting == STAGES)
+			waiting -= wait(&status) > 0;
+	} while (waiting < STAGES && !(WIFEXITED(status) && WEXITSTATUS(status) == NOBODY_ASKS));
+	return 0; /* who else waits finds that out by himself */
 }
 
 int main(int argc, char **argv)
@@ -434,13 +488,13 @@ int main(int argc, char **argv)
 	if (argc < 2 || (i = options(argv, 2)) < 0)
 		return 2;
 	reset_signals();
-	if (!strcmp(argv[1], "stage"))
-		return stage_later();
 	if (!argv[i] || !argv[i + 1])
 		return 2;
+	if (!strcmp(argv[1], "stage"))
+		return serve_stages(atoi(argv[i + 1]));
 	if (!strcmp(argv[1], "new"))
 		return new_session(argv + i + 1);
-	if (!strcmp(argv[1], "criu"))
-		return become_criu(argv + i + 1);
+	if (!strcmp(argv[1], "criu") || !strcmp(argv[1], "template"))
+		return become_criu(argv + i + 1, argv[1][0] == 't');
 	return 2;
 }

@@ -128,7 +128,7 @@ static int overlay_options(int layers, const int *bases)
  * The top layer of a session that was just ended is its former upper. Anyone who looked into that session (a copy, a view) may hold
  * its overlay for an instant longer, and until then the kernel says EBUSY.
  */
-static void mount_overlay(void)
+static int make_overlay(void)
 {
 	int namespace = !idmap ? -1 : ready_namespace >= 0 && ready_idmap == idmap ? ready_namespace : idmap_namespace();
 	int layers = layer_root(layers_dir, namespace);
@@ -152,6 +152,11 @@ static void mount_overlay(void)
 		errno = fstatvfs(layers, &mounted) || mounted.f_flag & ST_RDONLY ? EROFS : ENOSPC;
 		die("mounting the session's overlay to be written to");
 	}
+	return mount_fd;
+}
+
+static void attach_overlay(int mount_fd)
+{
 	if (syscall(SYS_move_mount, mount_fd, "", AT_FDCWD, STAGE, MOVE_MOUNT_F_EMPTY_PATH))
 		die("attaching the overlay");
 	close(mount_fd);
