@@ -44,16 +44,20 @@ class Ready:
 
     lock: int
     gate: int
+    init: Process
     ahead: bool
     """The engine lives on: it may do what makes a snapshot quicker."""
     _stock: Stock
     _dumper: criu.Dumper | None
 
     def dumper(self, init: Process, *, own_network: bool, written: bool = False) -> criu.Dumper:
-        """For one dump of `init`'s tree: the waiting one, if it waits for that, else a new one."""
+        """For one dump of `init`'s tree: the waiting one, if it waits for that, else a new one.
+
+        It may not: the session may have been restored before the caller had its lock.
+        """
         waiting, self._dumper = self._dumper, None
         if waiting is not None:
-            if waiting.written == written and waiting.there():
+            if self.init == init and waiting.written == written and waiting.there():
                 return waiting
             waiting.close()
         return self._stock.dumper(init, own_network=own_network, hold=[self.gate, self.lock], written=written)
@@ -102,7 +106,7 @@ class Stock:
                 own_network, written = session.spec.network != "host", self._tracks(session.id)
                 dumper = self.dumper(init, own_network=own_network, hold=[gate, lock], written=written)
             undo.pop_all()
-        return Ready(lock, gate, self.on, self, dumper)
+        return Ready(lock, gate, init, self.on, self, dumper)
 
     def dumper(self, init: Process, *, own_network: bool, hold: list[int], written: bool) -> criu.Dumper:
         return criu.Dumper(init.pid, own_network=own_network, hold=hold, written=written, template=self.template)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -19,7 +20,7 @@ from waypoint.engine import Engine
 from waypoint.errors import CriuError, NotFound
 from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel import processes, tools
-from waypoint.model import BaseRecord
+from waypoint.model import BaseRecord, Process
 from waypoint.session import Session
 
 
@@ -170,6 +171,16 @@ def test_a_worker_for_an_older_incarnation_is_not_used(eager: Engine, engine: En
     (fork,) = session.fork(1, from_snapshot=again)
     assert fork.exec("echo $X").stdout == b"new\n"
     fork.remove()
+
+
+def test_a_worker_that_was_told_of_an_older_incarnation_is_not_used(eager: Engine, eager_session: Session) -> None:
+    """Somebody restores the session while a snapshot of it waits for the lock."""
+    taken = eager_session.snapshot()
+    with contextlib.closing(eager.stock.ready(eager_session.record)) as ready:
+        eager_session.restore(taken.id)
+        now = eager_session.record
+        with ready.dumper(Process(now.init_pid, now.init_start), own_network=True) as dumper:
+            assert dumper._pid == now.init_pid
 
 
 def test_workers_end_with_their_engine_and_after_a_while(
