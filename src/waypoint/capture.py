@@ -209,6 +209,7 @@ def take(
         dumped = dumper.dump(
             when_frozen=when_frozen,
             watched=delta.watched,
+            mappings=delta.mappings,
             look=delta.look,
             while_frozen=while_frozen,
             before_release=before_release,

@@ -26,6 +26,7 @@ from pathlib import Path
 from waypoint.errors import CriuError, DiskFull, HostUnsupported, KernelError, WaypointError
 from waypoint.kernel import pagemaps, processes, usage
 from waypoint.kernel.regions import Range, Regions
+from waypoint.kernel.vmas import Flags
 from waypoint.kernel.written import Watch, anonymous, can_be_tracked, clean_elsewhere, united, within, without
 from waypoint.model import Process, SessionRecord
 from waypoint.store import locks
@@ -50,6 +51,8 @@ class Tracking:
     on: bool = True
     least: int = 128 << 20
     """Processes with less memory of their own are saved whole: it takes no longer."""
+    smaps: bool = False
+    """CRIU is to read for itself what mappings they have; else it is told, where the kernel tells us (vmas.py)."""
 
 
 class DeltaLost(CriuError):
@@ -109,6 +112,12 @@ class Delta:
         for process in [process for process in self._tracked.watched if _ended(process.pid)]:
             self._tracked.forget(process)
         return [process.pid for process in self._tracked.watched]
+
+    def mappings(self, pid: int) -> bytes:
+        """What CRIU would read in its `smaps` once everything stands still; nothing where we do not know."""
+        with contextlib.suppress(KernelError, OSError):
+            return self._owner.flags.text(pid)
+        return b""
 
     def look(self) -> None:
         """When everything stands still, and CRIU has touched none of those that are watched.
@@ -222,6 +231,7 @@ class Deltas:
         self._lock = threading.Lock()
         self._tracked: dict[str, _Tracked] = {}
         self._closed = False
+        self.flags = Flags()
 
     def tracks(self, session: str) -> bool:
         with self._lock:
@@ -255,11 +265,18 @@ class Deltas:
                     known = self._recognized(tracked, big, images, origin())
                 for process in big - known:
                     _copy(tracked, process, images / _COMING)
+                for process in tracked.watched:
+                    self._learn(process.pid)
         except BaseException:
             if tracked is not None:
                 tracked.close()
             raise
         return Delta(self, session.id, images, tracked, tracked is not None and bool(tracked.watched))
+
+    def _learn(self, pid: int) -> None:
+        if not self._plan.smaps:
+            with contextlib.suppress(KernelError, OSError):  # then CRIU reads them itself
+                self.flags.learn(pid)
 
     def _big(self, init: Process) -> set[Process]:
         found = set()

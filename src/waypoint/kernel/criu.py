@@ -47,6 +47,8 @@ _NO_SOCKETS = "waypoint[unix]"
 but init has a socket. Another CRIU takes them for the names of things outside, and meets none."""
 _UNTOUCHED = "waypoint[memory-{}]"
 """Our own asks ("memory") before it touches this process."""
+_MAPPINGS = "waypoint[smaps-{}]:/proc/{}/fd/{}"
+"""Our own reads this file for the process's `smaps`, if it is there."""
 _LOOPBACK = "waypoint[loopback]"
 """Our own makes the network namespace beside the tree's first process, and brings up loopback in it (netns.py)."""
 _UNWANTED = "waypoint[no-{}]"
@@ -133,13 +135,15 @@ class Dumper:
         before_release: Callable[[], None],
         meanwhile: Callable[[], None],
         watched: Callable[[], Sequence[int]],
+        mappings: Callable[[int], bytes],
         apart: bool = False,
     ) -> Dumped:
         """Dump the tree.
 
         `when_frozen` runs as soon as every process has stopped, before CRIU does anything in the session (it makes and removes
         directories there), and says whether there may be connections. `look` is done before CRIU touches one of the processes
-        `watched`, beside what it does before that. `while_frozen` runs beside CRIU's own work, `before_release`
+        `watched`, beside what it does before that; `mappings` is what it is to read as the `smaps` of one of them, nothing if it is to
+        read those. `while_frozen` runs beside CRIU's own work, `before_release`
         when both are done, before anything moves again (or dies, if not `leave_running`), and `meanwhile` as it does.
         `apart`: CRIU and the caller on processors of their own; then nothing of all that may start what outlives it.
 
@@ -162,6 +166,8 @@ class Dumper:
             if untouched and self._worker.own:
                 for one in untouched:
                     self._worker.tell(_UNTOUCHED.format(one))
+                    if said := mappings(one):
+                        self._worker.tell(_MAPPINGS.format(one, os.getpid(), held.enter_context(_in_memory(said))))
                 return look_beside
             look()
             return rest.pop()
@@ -207,6 +213,15 @@ class Dumper:
             raise _failure("dump", images / "dump.log", answer, self._worker.stderr(), pid)
         since = stopped[0] if stopped else ended
         return Dumped((ended - since) * 1000, since)
+
+
+@contextlib.contextmanager
+def _in_memory(content: bytes) -> Iterator[int]:
+    """A file that nobody has to remove."""
+    with open(os.memfd_create("mappings", os.MFD_CLOEXEC), "wb") as file:
+        file.write(content)
+        file.flush()
+        yield file.fileno()
 
 
 def has_remaps(images: Path) -> bool:
