@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from waypoint.errors import KernelError
 from waypoint.kernel import pagemaps, written
+from waypoint.kernel import regions as known
 from waypoint.kernel.criu_images_pb2 import pagemap_entry
 from waypoint.kernel.regions import Range, Regions
 from waypoint.kernel.wire_format import messages
@@ -91,10 +92,16 @@ PAGES = (16 << 20) // PAGE
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="only there can memory be tracked")
-@pytest.mark.parametrize("room", [1, 512, 600, 1024, 16384])
-def test_each_page_is_told_once_and_saved_if_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    """The kernel has a vector of 512 of its own, and tells how far it came too low when it has emptied that on the way."""
+@pytest.mark.parametrize(("room", "worth_two"), [(1, 1), (512, 1), (600, 1), (1024, 1 << 30), (16384, 1), (16384, 1 << 30)])
+def test_each_page_is_told_once_and_saved_if_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, worth_two: int
+) -> None:
+    """The kernel has a vector of 512 of its own, and tells how far it came too low when it has emptied that on the way.
+
+    `worth_two`: so much is saved by two threads.
+    """
     monkeypatch.setattr(written, "_MANY_REGIONS", room)
+    monkeypatch.setattr(known, "_WORTH_TWO", worth_two)
     with subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin is not None
         assert child.stdout is not None

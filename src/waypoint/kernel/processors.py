@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import threading
 from collections.abc import Iterator
 
 from waypoint.kernel.processes import read_proc
 
-__all__ = ["apart", "woken_elsewhere"]
+__all__ = ["allowed", "apart", "spread", "woken_elsewhere"]
 
 _libc = ctypes.CDLL(None)
 _ALL = range(1024)
+_before = threading.local()
 
 
 @contextlib.contextmanager
@@ -33,10 +35,23 @@ def apart(pid: int) -> Iterator[bool]:
         return
     try:
         kept = _kept(pid, ours - {here}, here)
+        _before.processors = ours
         yield kept
     finally:
+        _before.processors = None
         with contextlib.suppress(OSError):  # all of them were taken away meanwhile: the kernel has given it others
             os.sched_setaffinity(0, ours)
+
+
+def allowed() -> set[int]:
+    """Where the calling thread may be when it is not kept apart."""
+    return getattr(_before, "processors", None) or os.sched_getaffinity(0)
+
+
+def spread(where: set[int]) -> None:
+    """For a thread that helps one that is kept apart: it need not stay there."""
+    with contextlib.suppress(OSError):  # those were taken away meanwhile
+        os.sched_setaffinity(0, where)
 
 
 @contextlib.contextmanager

@@ -7,10 +7,11 @@ import errno
 import os
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 from waypoint.errors import KernelError
-from waypoint.kernel import tools
+from waypoint.kernel import processors, tools
 
 __all__ = ["WRITTEN", "Range", "Regions"]
 
@@ -19,12 +20,16 @@ Range = tuple[int, int]
 WRITTEN = 1 << 1
 _REGION = struct.Struct("=QQQ")
 _ENTRY_BYTES = 40
+_PAGE = 4096
+_WORTH_TWO = 4 << 20
+"""Written bytes, for which a second thread is started."""
 
 
 @cache
 def _library(path: str) -> ctypes.CDLL:
     found = ctypes.CDLL(path, use_errno=True)
-    found.save_written.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
+    number, place = ctypes.c_int, ctypes.c_uint64
+    found.save_written.argtypes = [number, number, ctypes.c_void_p, ctypes.c_size_t, place, place]
     for name, kinds in (("write_entries", [ctypes.c_void_p]), ("merge", [ctypes.c_void_p]), ("written_bytes", [])):
         function = getattr(found, name)
         function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *kinds]
@@ -63,8 +68,21 @@ class Regions:
         return int(self._library.written_bytes(self._held, self._count))
 
     def save_written(self, pid: int, file: int) -> bool:
-        """The written pages, one after the other; False if some of them cannot be read, and the file is then of no use."""
-        if self._library.save_written(pid, file, self._held, self._count) == 0:
+        """The written pages, one after the other; False if some of them cannot be read, and the file is then of no use.
+
+        Of many of them the one half is read while the other is written; on whichever processor is idle.
+        """
+        size = self.written_bytes()
+        if size < _WORTH_TWO:
+            return self._save(pid, file, 0, size)
+        half = size // 2 & -_PAGE
+        with ThreadPoolExecutor(1, "written", processors.spread, (processors.allowed(),)) as other:
+            second = other.submit(self._save, pid, file, half, size)
+            first = self._save(pid, file, 0, half)
+            return second.result() and first
+
+    def _save(self, pid: int, file: int, start: int, end: int) -> bool:
+        if self._library.save_written(pid, file, self._held, self._count, start, end) == 0:
             return True
         error = ctypes.get_errno()
         if error == errno.EFAULT:

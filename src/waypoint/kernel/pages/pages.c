@@ -25,6 +25,7 @@ struct region {
 struct batch {
 	pid_t pid;
 	int file;
+	off_t at;
 	char *buffer;
 	struct iovec pieces[MOST_PIECES];
 	size_t count, size;
@@ -41,35 +42,45 @@ static int put(struct batch *batch)
 	if (process_vm_readv(batch->pid, &here, 1, batch->pieces, batch->count, 0) != (ssize_t)batch->size)
 		return -1;
 	while (batch->size) {
-		ssize_t done = write(batch->file, at, batch->size);
+		ssize_t done = pwrite(batch->file, at, batch->size, batch->at);
 
 		if (done < 0 && errno == EINTR)
 			continue;
 		if (done < 0)
 			return -1;
 		at += done;
+		batch->at += done;
 		batch->size -= done;
 	}
 	batch->count = 0;
 	return 0;
 }
 
-/* The written ones, one after the other. 0, or -1 with errno; EFAULT: some of it cannot be read. */
-int save_written(pid_t pid, int file, const struct region *regions, size_t count)
+/* The written ones, one after the other: of that file what is in it from here up to there, so that two threads can make one.
+ * 0, or -1 with errno; EFAULT: some of it cannot be read.
+ */
+int save_written(pid_t pid, int file, const struct region *regions, size_t count, uint64_t from, uint64_t to)
 {
 	struct batch *batch = malloc(sizeof(*batch));
+	uint64_t passed = 0;
 	int error = 0;
 
 	if (!batch)
 		return -1;
-	*batch = (struct batch){ .pid = pid, .file = file, .buffer = malloc(CHUNK) };
+	*batch = (struct batch){ .pid = pid, .file = file, .at = from, .buffer = malloc(CHUNK) };
 	if (!batch->buffer)
 		error = ENOMEM;
-	for (size_t i = 0; i < count && !error; i++) {
-		uint64_t at = regions[i].start;
+	for (size_t i = 0; i < count && passed < to && !error; i++) {
+		uint64_t at = regions[i].start, end = regions[i].end, skipped;
 
-		while (regions[i].kind & WRITTEN && at < regions[i].end) {
-			size_t size = regions[i].end - at;
+		if (!(regions[i].kind & WRITTEN))
+			continue;
+		skipped = passed < from ? from - passed : 0;
+		passed += end - at;
+		if (passed > to)
+			end -= passed - to;
+		for (at += skipped; at < end;) {
+			size_t size = end - at;
 
 			if (batch->size == CHUNK || batch->count == MOST_PIECES) {
 				if (put(batch)) {
