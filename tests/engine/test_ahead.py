@@ -8,6 +8,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -199,6 +200,31 @@ def test_workers_end_with_their_engine_and_after_a_while(
         until(lambda: len(eager.stock.waiting()) > 0, "a worker waits")
         until(lambda: not eager.stock.waiting(), "workers that nobody needs are let go")
         session.remove()
+
+
+_KILLED = """
+import os, sys, time
+from pathlib import Path
+from waypoint.engine import Engine
+
+engine = Engine(Path(sys.argv[1]), ahead=True)
+session = engine.session(sys.argv[2])
+session.restore(session.snapshot().id)
+while len(engine.stock.waiting()) < 2:
+    engine.stock.refill()
+    time.sleep(0.01)
+print(*engine.stock.waiting(), *engine.stock.template.servers(), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_waits_ends_with_a_process_that_is_killed(home: Path, eager_session: Session) -> None:
+    argv = [sys.executable, "-c", _KILLED, str(home), eager_session.id]
+    said = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=60, check=False).stdout
+    pids = [int(word) for word in said.split()]
+    assert len(pids) == 4
+    until(lambda: not any(alive(pid) for pid in pids), "they end with it")
+    assert eager_session.exec("echo here").stdout == b"here\n"
 
 
 def alive(pid: int) -> bool:
