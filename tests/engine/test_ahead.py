@@ -21,6 +21,7 @@ from waypoint.engine import Engine
 from waypoint.errors import CriuError, NotFound
 from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel import processes, tools
+from waypoint.kernel.criu_start import Forked
 from waypoint.model import BaseRecord, Process
 from waypoint.session import Session
 
@@ -138,6 +139,14 @@ def test_a_worker_that_cannot_be_started_says_why(eager: Engine) -> None:
         worker.answer({})
 
 
+def test_a_worker_that_nobody_has_forked_is_an_error() -> None:
+    """Whoever was to do it has died with the request."""
+    with Forked(lambda *_: None) as worker:
+        assert not worker.there()
+        with pytest.raises(CriuError, match="ended without an answer"):
+            worker.begin(rpc.DUMP, rpc.criu_opts(images_dir_fd=-1))
+
+
 def test_a_restore_sees_what_the_host_has_mounted_since(
     eager: Engine, eager_session: Session, tmp_path: Path, small_rootfs: Path
 ) -> None:
@@ -222,7 +231,7 @@ def test_what_waits_ends_with_a_process_that_is_killed(home: Path, eager_session
     argv = [sys.executable, "-c", _KILLED, str(home), eager_session.id]
     said = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=60, check=False).stdout
     pids = [int(word) for word in said.split()]
-    assert len(pids) == 4
+    assert len(pids) >= 4
     until(lambda: not any(alive(pid) for pid in pids), "they end with it")
     assert eager_session.exec("echo here").stdout == b"here\n"
 
@@ -330,6 +339,7 @@ def test_nothing_is_made_beside_a_restore_for_a_while(eager: Engine, eager_sessi
     eager_session.snapshot()
     assert eager.stock.template is not None
     stocked(eager)
+    time.sleep(0.3)  # for what the snapshots have asked for
     eager.stock.template.drop()
     with eager.stock.undisturbed():
         began = time.monotonic()

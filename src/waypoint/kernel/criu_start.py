@@ -96,7 +96,9 @@ class Forked(Worker):
         with self._meeting:
             if self._met is not None:
                 return self._met
-            said, descriptors, _, _ = socket.recv_fds(self._socket, 4, 1)
+            said, descriptors = b"", list[int]()
+            with contextlib.suppress(OSError):  # nobody is there, which may have been found out before
+                said, descriptors, _, _ = socket.recv_fds(self._socket, 4, 1)
             if len(descriptors) != 1:
                 raise self._no_answer("it was not started")
             return _ForkedChild(int.from_bytes(said, sys.byteorder)), descriptors[0]

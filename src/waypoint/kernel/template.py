@@ -22,7 +22,8 @@ from waypoint.kernel.launch import ID_BASE, Overlay
 
 __all__ = ["Template"]
 
-_SPARE = 2
+_SPARE = 3
+"""For a restore and a fork that follow each other, and the next snapshot."""
 
 
 class _Server:

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -29,6 +30,11 @@
 
 #ifndef PR_SET_MEMORY_MERGE
 #define PR_SET_MEMORY_MERGE 67
+#endif
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ  22
+#define MADV_POPULATE_WRITE 23
 #endif
 
 #define MOST_FDS 16
@@ -105,6 +111,19 @@ static int receive(int sk, void *said, size_t size, int *fds)
 	return count;
 }
 
+extern char __executable_start, __data_start, end;
+
+/* While nobody waits: what is not mapped here yet, or still our parent's, would be a fault for each page. No harm if it fails. */
+static void fetch_pages(void)
+{
+	const unsigned long page = 4096, heap = 32 * page;
+	char *code = (char *)((unsigned long)&__executable_start & -page), *data = (char *)((unsigned long)&__data_start & -page);
+
+	madvise(code, &end - code, MADV_POPULATE_READ);
+	madvise(data, &end - data, MADV_POPULATE_WRITE);
+	madvise((char *)sbrk(0) - heap, heap, MADV_POPULATE_WRITE);
+}
+
 /* What launch.c does for a CRIU that is started by itself */
 static int be_worker(const int *fds)
 {
@@ -121,6 +140,7 @@ static int be_worker(const int *fds)
 	if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
 	    mount("tmpfs", "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=4m") || mkdir("/run/root", 0755))
 		die("making a mount namespace");
+	fetch_pages();
 	say_who(fds[SOCKET]);
 	if (receive(fds[SOCKET], &wanted, sizeof(wanted), kept) < 0)
 		_exit(0);
@@ -145,7 +165,6 @@ int serve_template(int sk)
 	int fd = mounts ? atoi(mounts) : -1;
 	int fds[MOST_FDS];
 	char any;
-	cpu_set_t cpus;
 
 	if (fd < 0)
 		return sk;
@@ -153,7 +172,7 @@ int serve_template(int sk)
 	if (kerndat_init() || cpu_init())
 		exit(1);
 	close_proc();
-	if (setns(fd, CLONE_NEWNS) || chdir("/") || sched_getaffinity(0, sizeof(cpus), &cpus))
+	if (setns(fd, CLONE_NEWNS) || chdir("/"))
 		exit(1);
 	close(fd);
 	for (;;) {
@@ -164,8 +183,6 @@ int serve_template(int sk)
 		pid = syscall(SYS_clone3, &args, sizeof(args));
 		if (pid == 0) {
 			close(sk);
-			/* whoever asks keeps us off his processor for the moment when he wakes us */
-			sched_setaffinity(0, sizeof(cpus), &cpus);
 			return be_worker(fds);
 		}
 		if (pid < 0)
