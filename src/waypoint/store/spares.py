@@ -81,10 +81,6 @@ class Spares:
         with self._lock:
             return [upper for upper, _ in self._there]
 
-    def waiting_images(self) -> list[Path]:
-        with self._lock:
-            return [image for image, _ in self._images]
-
     def waiting_sessions(self) -> list[str]:
         """Those that have a directory and nothing else."""
         with self._lock:
