@@ -13,7 +13,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from waypoint.identity import write_identity
 from waypoint.kernel import criu, tools
 from waypoint.kernel.chores import Chores
 from waypoint.kernel.template import Template
-from waypoint.model import Process, SessionRecord
+from waypoint.model import Process
 from waypoint.store import locks
 from waypoint.store.spares import Spares
 from waypoint.store.store import Store
@@ -40,37 +40,24 @@ _FIRST_COMMAND = 0.006
 
 @dataclass(slots=True)
 class Ready:
-    """The locks of one snapshot, and a worker that gets ready for it while there is other work to do."""
+    """The locks of one snapshot, which are not locked yet, and what there is for it."""
 
     lock: int
     gate: int
-    init: Process
     ahead: bool
     """The engine lives on: it may do what makes a snapshot quicker."""
     _stock: Stock
-    _dumper: criu.Dumper | None
 
     def dumper(self, init: Process, *, own_network: bool, written: bool = False) -> criu.Dumper:
-        """For one dump of `init`'s tree: the waiting one, if it waits for that, else a new one.
-
-        It may not: the session may have been restored before the caller had its lock.
-        """
-        waiting, self._dumper = self._dumper, None
-        if waiting is not None:
-            if self.init == init and waiting.written == written and waiting.there():
-                return waiting
-            waiting.close()
-        return self._stock.dumper(init, own_network=own_network, hold=[self.gate, self.lock], written=written)
+        """For one dump of `init`'s tree. It keeps the locks."""
+        hold = [self.gate, self.lock]
+        return criu.Dumper(init.pid, own_network=own_network, hold=hold, written=written, template=self._stock.template)
 
     def staging(self, images: Path, snapshot: str) -> Path:
-        """A directory for CRIU to write to: one that was made, if gc has left it."""
-        staging = self._stock.spares.take_image(images / f".{snapshot}")
-        staging.mkdir(exist_ok=True)
-        return staging
+        """A directory for CRIU to write to: one that was made ahead, if gc has left it; the caller sees to it that it is there."""
+        return self._stock.spares.take_image(images / f".{snapshot}")
 
     def close(self) -> None:
-        if self._dumper is not None:
-            self._dumper.close()
         os.close(self.gate)
         os.close(self.lock)
 
@@ -78,13 +65,11 @@ class Ready:
 class Stock:
     """What one engine has ready. Used by any number of threads."""
 
-    def __init__(self, store: Store, *, on: bool, tracks: Callable[[str], bool] = lambda _: False) -> None:
-        """`tracks`: of which sessions the next snapshot is a delta."""
+    def __init__(self, store: Store, *, on: bool) -> None:
         self._store = store
         self._paths = store.paths
         self.spares = Spares(store, write_identity)
         self.template = Template(criu.cached_kernel_options) if on else None
-        self._tracks = tracks
         self.on = on
         self._lock = threading.Lock()
         self._restoring = 0
@@ -93,23 +78,14 @@ class Stock:
         self._watched = False
         self._later = Chores("refill", store.db.close)
 
-    def ready(self, session: SessionRecord) -> Ready:
+    def ready(self, session: str) -> Ready:
         """For a snapshot of this session; the caller closes it."""
-        init = Process(session.init_pid, session.init_start)
-        with contextlib.ExitStack() as undo:
-            lock = locks.open_lock(self._paths.session_lock(session.id))
-            undo.callback(os.close, lock)
-            gate = locks.open_lock(self._paths.gate)
-            undo.callback(os.close, gate)
-            dumper = None
-            if not session.spec.files_only:
-                own_network, written = session.spec.network != "host", self._tracks(session.id)
-                dumper = self.dumper(init, own_network=own_network, hold=[gate, lock], written=written)
-            undo.pop_all()
-        return Ready(lock, gate, init, self.on, self, dumper)
-
-    def dumper(self, init: Process, *, own_network: bool, hold: list[int], written: bool) -> criu.Dumper:
-        return criu.Dumper(init.pid, own_network=own_network, hold=hold, written=written, template=self.template)
+        lock = locks.open_lock(self._paths.session_lock(session))
+        try:
+            return Ready(lock, locks.open_lock(self._paths.gate), self.on, self)
+        except BaseException:
+            os.close(lock)
+            raise
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:

@@ -17,13 +17,13 @@ from waypoint.counting import NOT_YET
 from waypoint.deltas import Deltas
 from waypoint.ending import resolve
 from waypoint.errors import DiskFull, WaypointError
+from waypoint.guest.commands import Link
 from waypoint.guest.connection import quiesce
 from waypoint.guest.layer import forget_socket
 from waypoint.kernel import (
     cgroups,
     criu,
     moved,
-    obstacles,
     processes,
     pulse,
     socket_names,
@@ -31,21 +31,18 @@ from waypoint.kernel import (
     typed,
 )
 from waypoint.manifest import describe_session, told
-from waypoint.model import BaseRecord, Capture, ExecResult, Process, SessionRecord, SnapshotRecord
+from waypoint.model import BaseRecord, Capture, Process, SessionRecord, SnapshotRecord
+from waypoint.preparing import NoDraft, Preparing
 from waypoint.reapply import TYPED
-from waypoint.sealing import Sealing, is_big, parent_of
+from waypoint.sealing import Sealing, is_big
 from waypoint.squash import DEPTH
 from waypoint.store import locks
 from waypoint.store.store import Store
 from waypoint.verify import FILES, file_digest
 
-__all__ = ["Marks", "NoDraft", "Taken", "take", "take_files"]
+__all__ = ["Marks", "Taken", "take", "take_files"]
 
 _FULL = ("files", "processes", "memory", "terminal", "network", "ipc")
-
-
-class NoDraft(WaypointError):
-    """This session cannot be saved without being ended for a moment, or without much work: not unless somebody asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +65,11 @@ class Marks:
 
 def take(
     store: Store,
-    base: BaseRecord,
     session: SessionRecord,
     snapshot: str,
     *,
     name: str | None,
-    ask_shell: Callable[[Callable[[], None]], ExecResult | None],
+    link: Link,
     began: float,
     created: float,
     ready: Ready,
@@ -88,52 +84,31 @@ def take(
     """The caller holds the session's lock, `ready.lock`. On any failure before the commit the session runs on as it was.
 
     `some_time`: what it is called with is done when nobody waits.
-    `ask_shell`: what the shell says of itself, None if it is busy; what it is called with is done meanwhile.
+    `link`: to the session; its shell is asked about itself first of all, and all else is got ready meanwhile.
     `count`: if not, what its files take may be left to be found out (counting.py).
     `draft`: no row is made, so that all of it is garbage until the caller makes one; NoDraft where that is not to be done.
     """
     sealing = Sealing(store, session, snapshot)
     init = Process(session.init_pid, session.init_start)
     upper = sealing.upper
-    ends = end_session
-    requests = -1
     doomed: list[Process] = []
     next_upper: list[int] = []
     stack = contextlib.ExitStack()
-    obstacles.refuse_queues(init.pid)
     staging = ready.staging(store.paths.images, snapshot)
+    coming = Preparing(
+        store, session, sealing, ready, deltas, staging, stack,
+        whole=whole, end_session=end_session, draft=draft, ends=end_session,
+    )  # fmt: skip
     try:
         if len(session.layers) >= DEPTH - 1 and not draft and (end_session or is_big(session, upper, draft=False)):
             sealing.merge_below()
         faults.point("snapshot-staged")
         stack.enter_context(locks.shared_on(ready.gate))
-        delta = deltas.begin(session, staging, lambda: _origin(store, session), whole=whole)
-        stack.callback(delta.give_up)
-        dumper: criu.Dumper | None = None
-
-        def begin() -> None:
-            nonlocal dumper, ends
-            if dumper is None:
-                sealing.rehome = not end_session and not base.flat and is_big(session, upper, draft=draft)
-                if not (sealing.rehome or end_session):
-                    sealing.drop_merged()
-                if draft and sealing.rehome:
-                    raise NoDraft(f"session {session.id} has changed too many files to be saved ahead")
-                ends = sealing.rehome or end_session
-                own_network = session.spec.network != "host"
-                # it keeps the locks: if we die, CRIU lets the tree go on; until it has, nobody else may touch it
-                worker = stack.enter_context(ready.dumper(init, own_network=own_network, written=delta.written))
-                worker.begin(staging, leave_running=not ends, unmounted=end_session)
-                dumper = worker
-            if not ends:
-                sealing.prepare()
-
-        said = ask_shell(begin)
-        begin()  # if the shell is busy, or something went wrong meanwhile
-        assert dumper is not None
+        said = coming.ask(link)
+        base, ends, delta, dumper = coming.base, coming.ends, coming.delta, coming.dumper
         if draft and said is None:
             raise NoDraft(f"session {session.id} is in the middle of a command")
-        requests = quiesce(init, session.id)
+        requests = quiesce(link.connect()[0], session.id)
         written = store.written(session.id)
         faults.point("snapshot-quiesced")
 
@@ -241,7 +216,7 @@ def take(
         sealing.stop_looking()
         with contextlib.suppress(OSError, WaypointError):  # what is left of it is for gc
             store.discard_layers(next_upper)
-        if not ends or resolve(store, session, session.boot).state == "live":
+        if not coming.ends or resolve(store, session, session.boot).state == "live":
             _undo(store, sealing, staging)
         raise
     stack.close()
@@ -387,11 +362,6 @@ def _rehome(
     record = replace(record, paused_ms=(time.perf_counter() - since) * 1000)
     store.db.update_snapshot(record.id, paused_ms=record.paused_ms)
     return Taken(record, live.init)
-
-
-def _origin(store: Store, session: SessionRecord) -> str | None:
-    parent = parent_of(store, session)
-    return None if parent is None or not parent.full else parent.image
 
 
 def _base_files(

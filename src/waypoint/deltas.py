@@ -235,8 +235,11 @@ class Deltas:
 
     def tracks(self, session: str) -> bool:
         with self._lock:
-            found = self._tracked.get(session)
-            return found is not None and bool(found.watched)
+            return session in self._tracked
+
+    def finds_much(self, init: Process, *, whole: bool) -> bool:
+        """To be copied by `begin`, which may take long then."""
+        return self._plan.on and not whole and bool(self._big(init))
 
     def begin(
         self, session: SessionRecord, images: Path, origin: Callable[[], str | None], *, whole: bool = False

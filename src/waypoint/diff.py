@@ -218,7 +218,7 @@ def _cwd(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> t
 
 
 def _shell(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> Literal["same", "differs", "unknown"]:
-    if before is None or after is None:
+    if before is None or after is None or before.get("query") != after.get("query"):
         return "unknown"
     return "same" if before["digest"] == after["digest"] else "differs"
 

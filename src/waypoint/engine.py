@@ -84,7 +84,7 @@ class Engine:
         self.links = Links()
         weakref.finalize(self, self.links.close)
         self.deltas = Deltas(self.store.paths, deltas or Tracking(on=ahead))
-        self.stock = Stock(self.store, on=ahead, tracks=self.deltas.tracks)
+        self.stock = Stock(self.store, on=ahead)
         self.twins = Twins(self.store, twins or Budget(), self.stock)
         weakref.finalize(self, self.deltas.close)
         weakref.finalize(self, self.stock.close)
@@ -442,8 +442,10 @@ class Engine:
 
     def keep_shallow(self, record: SnapshotRecord) -> SnapshotRecord:
         """Merge the layers of a snapshot whose chain has grown deep; sessions that run over the old ones are not touched."""
+        if len(record.layers) <= DEPTH:
+            return record
         base = self.store.db.base(record.base)
-        if base.flat or len(record.layers) <= DEPTH:
+        if base.flat:
             return record
         record = counted(self.store, record)
         layers = squash(self.store, base, record.layers)

@@ -18,10 +18,15 @@ from waypoint.reapply import LOST, collect
 __all__ = ["SHELL_QUERY", "ask_shell", "describe_session", "shell_state", "told"]
 
 SHELL_QUERY = (
-    "declare -px 2>/dev/null || export -p; printf '\\0'; declare -p 2>/dev/null || set; declare -f 2>/dev/null; alias; "
-    "set +o; shopt -p 2>/dev/null; umask; trap; __wp_go"
+    "declare -p 2>/dev/null && printf '\\0' || { export -p; printf '\\0'; set; set +o; }; declare -f 2>/dev/null; alias; umask; trap; "
+    "__wp_go"
 )
-"""Ends in the status of the command before it: a snapshot must not change `$?`."""
+"""Ends in the status of the command before it: a snapshot must not change `$?`.
+
+Each of them wakes init once more. What is exported a bash says with its variables, and which options are on (SHELLOPTS, BASHOPTS).
+"""
+_QUERY = 2
+"""Answers to another one cannot be compared."""
 _BETWEEN_COMMANDS = 1.0
 _VOLATILE = (
     "SECONDS", "RANDOM", "SRANDOM", "EPOCHSECONDS", "EPOCHREALTIME", "BASHPID", "BASH_ARGC", "BASH_ARGV", "BASH_LINENO",
@@ -39,15 +44,16 @@ def told(result: ExecResult | None) -> dict[str, Any] | None:
     """What the shell's answer says."""
     if result is None:
         return None
-    exported, _, everything = result.stdout.partition(b"\0")
+    exported = result.stdout.partition(b"\0")[0]
     digest = blake2b(digest_size=16)
-    for line in everything.splitlines():
+    for line in result.stdout.splitlines():
         name = line.split(b"=", 1)[0].split(b" ")[-1].decode(errors="replace")
         if name not in _VOLATILE and not name.startswith("__wp_"):
             digest.update(line + b"\n")
     return {
         "env": _exported(exported.decode(errors="surrogateescape")),
         "digest": digest.hexdigest(),
+        "query": _QUERY,
         "cwd": result.cwd,
     }
 
@@ -86,6 +92,8 @@ def _exported(text: str) -> dict[str, str]:
     for line in text.splitlines():
         words = line.split(" ", 2)
         if words[0] == "declare" and len(words) == 3:
+            if "x" not in words[1]:
+                continue
             name, _, value = words[2].partition("=")
         elif words[0] == "export" and len(words) >= 2:
             name, _, value = line.removeprefix("export ").partition("=")

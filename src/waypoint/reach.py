@@ -54,6 +54,10 @@ class Reach:
                 return connect(Process(row["init_pid"], row["init_start"]), self.session), row["epoch"]
         return self._engine_connects()
 
+    def leave(self, connection: Connection, epoch: int) -> None:
+        """This is for one command."""
+        connection.close()
+
     def _engine_connects(self) -> tuple[Connection, int]:
         """It knows how to say why not."""
         from pathlib import Path

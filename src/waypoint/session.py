@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
 from waypoint import bringup, capture, faults
@@ -17,8 +16,9 @@ from waypoint.deltas import DeltaLost
 from waypoint.errors import CriuError, NotCapturable, UsageError, WrongState
 from waypoint.guest import commands, frames
 from waypoint.guest.connection import Connection, connect
+from waypoint.guest.links import Links
 from waypoint.kernel import inspect, own_tty, processes, usage
-from waypoint.manifest import ask_shell, shell_state
+from waypoint.manifest import shell_state
 from waypoint.model import BaseRecord, ExecResult, Process, SessionRecord, SnapshotRecord, new_id
 from waypoint.store import locks
 from waypoint.verify import differences
@@ -51,9 +51,13 @@ class _Locked:
     session: str
     init: Process
     epoch: int
+    links: Links
 
     def connect(self) -> tuple[Connection, int]:
-        return connect(self.init, self.session), self.epoch
+        return self.links.take(self.session) or (connect(self.init, self.session), self.epoch)
+
+    def leave(self, connection: Connection, epoch: int) -> None:
+        self.links.keep(self.session, connection, epoch)
 
 
 class Session:
@@ -98,6 +102,9 @@ class Session:
                 return waiting
             record = self._live(self.record)
             return connect(Process(record.init_pid, record.init_start), self.id), record.epoch
+
+    def leave(self, connection: Connection, epoch: int) -> None:
+        self._engine.links.keep(self.id, connection, epoch)
 
     def _live(self, record: SessionRecord) -> SessionRecord:
         record = self._engine.settle(record)
@@ -268,13 +275,10 @@ class Session:
             self._engine.afterwards(claimed)
             return claimed
         with self._store.operation():
-            record = self._live(self.record)
-            if name is not None and self._store.db.has_snapshot_name(record.tree, name):
-                raise UsageError(f"this tree has a snapshot named {name} already", name=name)
-            with contextlib.closing(self._engine.stock.ready(record)) as ready:
+            with contextlib.closing(self._engine.stock.ready(self.id)) as ready:
                 self._engine.drafts.stir(self.id)
                 with locks.exclusive_on(ready.lock):
-                    taken = self._capture(name, began, created, ready, count=count)
+                    taken, record = self._capture(name, began, created, ready, count=count)
             found = self._engine.keep_shallow(taken.record)
             self._engine.drafts.note(record, replace(taken, record=found))
             self._engine.afterwards(found)
@@ -287,11 +291,11 @@ class Session:
             record = self._live(self.record)
             if record.spec.files_only or usage.tree_usage(record.init_pid)[1] > most_bytes:
                 return None
-            with contextlib.closing(self._engine.stock.ready(record)) as ready:
+            with contextlib.closing(self._engine.stock.ready(self.id)) as ready:
                 with locks.exclusive_on(ready.lock):
-                    taken = self._capture(None, began, created, ready, draft=True)
+                    made = self._capture(None, began, created, ready, draft=True)
             self._engine.afterwards()
-            return taken, record
+            return made
 
     def _capture(
         self,
@@ -303,25 +307,27 @@ class Session:
         end_session: bool = False,
         draft: bool = False,
         count: bool = True,
-    ) -> capture.Taken:
-        """The caller holds the session's lock."""
+    ) -> tuple[capture.Taken, SessionRecord]:
+        """And what it was taken of. The caller holds the session's lock."""
         record = self._live(self._engine.resolved(self.id))
+        if name is not None and self._store.db.has_snapshot_name(record.tree, name):
+            raise UsageError(f"this tree has a snapshot named {name} already", name=name)
         snapshot = new_id("p")
-        link = _Locked(self.id, Process(record.init_pid, record.init_start), record.epoch)
+        link = _Locked(self.id, Process(record.init_pid, record.init_start), record.epoch, self._engine.links)
 
         if record.spec.files_only:
             return capture.take_files(
                 self._store, record, snapshot,
                 name=name, shell=shell_state(link), began=began, created=created, end_session=end_session,
-            )  # fmt: skip
+            ), record  # fmt: skip
 
-        def take(*, whole: bool = False) -> capture.Taken:
+        def take(*, whole: bool = False) -> tuple[capture.Taken, SessionRecord]:
             return capture.take(
-                self._store, self._store.db.base(record.base), record, snapshot,
-                name=name, ask_shell=partial(ask_shell, link), began=began, created=created, ready=ready, end_session=end_session,
+                self._store, record, snapshot,
+                name=name, link=link, began=began, created=created, ready=ready, end_session=end_session,
                 draft=draft, count=count, stock=self._engine.stock, deltas=self._engine.deltas,
                 some_time=self._engine.some_time, whole=whole,
-            )  # fmt: skip
+            ), record  # fmt: skip
 
         try:
             return take()
@@ -451,10 +457,10 @@ class Session:
         """Save everything and release all processes and memory."""
         began, created = time.perf_counter(), time.time()
         with self._store.operation():
-            with contextlib.closing(self._engine.stock.ready(self._live(self.record))) as ready:
+            with contextlib.closing(self._engine.stock.ready(self.id)) as ready:
                 self._engine.drafts.stir(self.id)
                 with locks.exclusive_on(ready.lock):
-                    taken = self._capture(None, began, created, ready, end_session=True).record
+                    taken = self._capture(None, began, created, ready, end_session=True)[0].record
                     faults.point("pause-committed")
                     self._engine.sync()
         return taken

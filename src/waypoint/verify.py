@@ -43,7 +43,8 @@ def differences(
         lines += _mapping("variable", before["env"], shell["env"])
         if before["cwd"] != shell["cwd"]:
             lines.append(f"the shell's directory is {shell['cwd']}, was {before['cwd']}")
-        if before["digest"] != shell["digest"] and before["env"] == shell["env"]:
+        comparable = before.get("query") == shell.get("query")
+        if comparable and before["digest"] != shell["digest"] and before["env"] == shell["env"]:
             lines.append("the shell's variables, functions, aliases or options differ")
     return lines
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +22,9 @@ from waypoint.errors import CriuError, NotFound
 from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel import processes, tools
 from waypoint.kernel.criu_start import Forked
-from waypoint.model import BaseRecord, Process
+from waypoint.model import BaseRecord
 from waypoint.session import Session
+from waypoint.store import locks
 
 
 def until(true: Callable[[], bool], what: str) -> None:
@@ -186,11 +187,20 @@ def test_a_worker_for_an_older_incarnation_is_not_used(eager: Engine, engine: En
 def test_a_worker_that_was_told_of_an_older_incarnation_is_not_used(eager: Engine, eager_session: Session) -> None:
     """Somebody restores the session while a snapshot of it waits for the lock."""
     taken = eager_session.snapshot()
-    with contextlib.closing(eager.stock.ready(eager_session.record)) as ready:
-        eager_session.restore(taken.id)
-        now = eager_session.record
-        with ready.dumper(Process(now.init_pid, now.init_start), own_network=True) as dumper:
-            assert dumper._pid == now.init_pid
+    eager_session.exec("X=new")
+    waits = threading.Event()
+    with locks.exclusive(eager.store.paths.session_lock(eager_session.id)):
+        later = threading.Thread(target=lambda: (waits.set(), eager_session.snapshot("later")))
+        later.start()
+        waits.wait()
+        time.sleep(0.05)
+        record = eager_session.record
+        live = eager.bring_up(eager.store.db.base(record.base), taken, record.spec, record.id)
+        eager_session._take_place(record, taken, live)
+    later.join()
+    (fork,) = eager_session.fork(1, from_snapshot="later")
+    assert fork.exec("echo $X").stdout == b"\n"
+    fork.remove()
 
 
 def test_workers_end_with_their_engine_and_after_a_while(

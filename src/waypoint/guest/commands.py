@@ -45,6 +45,10 @@ class Link(Protocol):
         """A connection and the session's epoch, which changes when another state takes the session's place."""
         ...
 
+    def leave(self, connection: Connection, epoch: int) -> None:
+        """What was had by `connect` and is of no more use here, for whoever comes next; it says nothing unasked."""
+        ...
+
 
 class Request:
     """What to start, and what to do with what it prints. Plain classes here: outcomes.py says why."""
@@ -162,7 +166,8 @@ def _drive(link: Link, request: Request, progress: _Progress) -> ExecResult:
         feed.joining()
     while True:
         connection, epoch = link.connect()
-        with connection:
+        done = None
+        try:
             if progress.id and progress.epoch not in (-1, epoch):
                 raise WrongState(
                     f"session {link.session}: another snapshot was restored while command {progress.id} ran; "
@@ -177,7 +182,11 @@ def _drive(link: Link, request: Request, progress: _Progress) -> ExecResult:
                 if request.meanwhile is not None:
                     request.meanwhile()
             done = _stream(link, connection, request, progress, feed, deadline)
+        finally:
+            if done is None:
+                connection.close()
         if done is not None:
+            link.leave(connection, epoch)
             return _result(done, progress, began)
         if progress.id:
             feed.disconnected()

@@ -119,16 +119,18 @@ def connect(init: Process, session: str, timeout: float = 10) -> Connection:
             os.close(root)
 
 
-def quiesce(init: Process, session: str) -> int:
-    """Every client connection is dropped, so that nothing in the tree points outside of it.
+def quiesce(connection: Connection, session: str) -> int:
+    """Every client connection is dropped, this one, too, so that nothing in the tree points outside of it.
 
     Returns how many requests init has had that may have changed something; -1 from an init that does not count them.
     """
-    requests = -1
-    with connect(init, session) as connection:
+    requests = None
+    with connection:
         connection.send(frames.QUIESCE)
         deadline = time.monotonic() + 10
         while (frame := connection.receive(deadline)) is not None:
-            if frame.type == frames.READY and frame.payload:
-                requests = int(frame.payload.split(b"=")[1])
+            if frame.type == frames.READY:
+                requests = int(frame.payload.split(b"=")[1]) if frame.payload else -1
+    if requests is None:
+        raise SessionDead(f"session {session}: its init has gone away", session=session)
     return requests

@@ -7,6 +7,7 @@ to what the session is.
 
 from __future__ import annotations
 
+import os
 import threading
 
 from waypoint.guest.connection import Connection
@@ -22,9 +23,11 @@ class Links:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: dict[str, tuple[Connection, int]] = {}
+        self._owner = os.getpid()
 
     def keep(self, session: str, connection: Connection, epoch: int) -> None:
         """The session's epoch is that of the state that it leads to."""
+        self._forget_others()
         with self._lock:
             old = [self._kept.pop(session, None)]
             self._kept[session] = (connection, epoch)
@@ -36,6 +39,7 @@ class Links:
 
     def take(self, session: str) -> tuple[Connection, int] | None:
         """It is the caller's. The caller holds the session's lock."""
+        self._forget_others()
         with self._lock:
             found = self._kept.pop(session, None)
         if found is not None and not found[0].is_open():
@@ -54,3 +58,9 @@ class Links:
             kept, self._kept = self._kept, {}
         for connection, _ in kept.values():
             connection.close()
+
+    def _forget_others(self) -> None:
+        """After a fork of this process: two that talk over one connection would have each other's answers."""
+        if self._owner != os.getpid():
+            self._owner = os.getpid()
+            self.close()

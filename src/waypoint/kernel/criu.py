@@ -106,10 +106,6 @@ class Dumper:
     def pid(self) -> int:
         return self._worker.pid
 
-    def there(self) -> bool:
-        """It was started ahead and nothing has ended it since."""
-        return self._worker.there()
-
     def begin(self, images: Path, *, leave_running: bool, unmounted: bool = False) -> None:
         """CRIU gets ready while the caller does; it touches nothing before `dump`.
 
@@ -226,8 +222,10 @@ def _in_memory(content: bytes) -> Iterator[int]:
 
 def has_remaps(images: Path) -> bool:
     """A process holds a file whose name is gone."""
-    path = images / "remap-fpath.img"
-    return path.exists() and path.stat().st_size > 8  # beyond its magic
+    try:
+        return os.stat(f"{images}/remap-fpath.img").st_size > 8  # beyond its magic
+    except FileNotFoundError:
+        return False
 
 
 def _started(options: Sequence[str], cgroups: Sequence[Path], hold: Sequence[int], environment: Mapping[str, str]) -> Worker:
