@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from waypoint.errors import WaypointError
+from waypoint.guest.layer import make_run
 from waypoint.identity import write_identity
 from waypoint.kernel import criu, tools
 from waypoint.kernel.chores import Chores
@@ -36,6 +37,11 @@ _MOST_PATIENCE = 0.1
 """Nor is it made beside a restore that wants both processors, for so long."""
 _FIRST_COMMAND = 0.006
 """That long after a restore its first command is under way, which is slower than those after it."""
+
+
+def _ready_upper(upper: Path) -> None:
+    write_identity(upper)
+    make_run(upper)
 
 
 @dataclass(slots=True)
@@ -68,7 +74,7 @@ class Stock:
     def __init__(self, store: Store, *, on: bool) -> None:
         self._store = store
         self._paths = store.paths
-        self.spares = Spares(store, write_identity)
+        self.spares = Spares(store, _ready_upper)
         self.template = Template(criu.cached_kernel_options) if on else None
         self.on = on
         self._lock = threading.Lock()

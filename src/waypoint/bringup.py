@@ -21,7 +21,8 @@ from waypoint.guest import frames
 from waypoint.guest.connection import Connection, connect
 from waypoint.guest.layer import carry_command
 from waypoint.identity import has_identity, write_identity
-from waypoint.kernel import capabilities, cgroups, criu, nat, network, processes, seccomp
+from waypoint.kernel import capabilities, cgroups, nat, network, processes, seccomp
+from waypoint.kernel.criu_restore import Restorer
 from waypoint.kernel.launch import IdmapRefused, Overlay, Surroundings, start_init
 from waypoint.model import BaseRecord, Process, SnapshotRecord, Spec
 from waypoint.reapply import reapply
@@ -192,15 +193,16 @@ def restore_tree(
     stock: Stock | None = None,
     filled: bool = False,
     beside: Callable[[], None] = lambda: None,
+    begun: Restoring | None = None,
 ) -> Live:
     """Bring a snapshot's processes up over a new upper; a files-only snapshot starts a fresh shell over its files.
 
     On failure nothing of the attempt is left. `verify`: VerifyFailed when what came up differs from the snapshot's manifest.
     `log_dir`: where CRIU's log goes. `upper`: the number of the new upper, if it has one already; `filled`: see `next_upper`.
-    `beside` is called while CRIU is busy, if it comes to that.
+    `beside` is called while CRIU is busy, if it comes to that. `begun`: `restore_processes` of just this, which has been begun.
     """
     if snapshot.full:
-        restoring = restore_processes(
+        restoring = begun or restore_processes(
             store, base, snapshot, spec, log_dir, waits=verify, upper=upper, stock=stock, filled=filled, beside=beside
         )
         with contextlib.nullcontext() if stock is None else stock.undisturbed():
@@ -215,15 +217,15 @@ def restore_tree(
 
 
 def go_on(restoring: Restoring, verify: bool) -> Live:
-    """To the end, whether it has been begun or not."""
+    """To the end, wherever it is."""
     try:
         if inspect.getgeneratorstate(restoring) == inspect.GEN_CREATED:
             next(restoring)
-        restoring.send(verify)
+        while True:
+            restoring.send(verify)
     except StopIteration as done:
         live: Live = done.value
         return live
-    raise AssertionError("a restore waits once at most")
 
 
 def restore_processes(
@@ -240,48 +242,57 @@ def restore_processes(
     filled: bool = False,
     beside: Callable[[], None] = lambda: None,
 ) -> Restoring:
-    """If it `waits`, it yields PID 1 when all is restored and nothing runs yet, and is sent whether to verify that; see criu.restore.
+    """It yields 0 when CRIU reads the images and the root is being mounted: nothing is made of them before it goes on.
 
+    If it `waits`, it yields PID 1 when all is restored and nothing runs yet, and is sent whether to verify that; see Restorer.
     `log_dir`: by default beside the new upper. `filled` and `beside`: see `restore_tree`.
     """
     layers = snapshot.layers
-    upper = new_upper(store, base, layers, upper_numbers(store, base, 1, stock)[0] if upper is None else upper)
-    faults.point("up-layer")
     groups: tuple[Path, ...] = ()
     init: Process | None = None
+    outside = spec.network == "nat"
+    upper = upper_numbers(store, base, 1, stock)[0] if upper is None else upper
     try:
         groups = cgroups.make_groups(store.tag, str(upper), spec.limits)
-        own_files = store.paths.upper(upper) if base.flat else None
-        outside = spec.network == "nat"
-        check = checker(snapshot, spec.idmap, store.paths.upper(layers[0]), own_files)
-
-        def fill() -> None:
+        with contextlib.ExitStack() as kept:
+            if log_dir is None:
+                new_upper(store, base, layers, upper)
+            gate = kept.enter_context(locks.shared(store.paths.gate))  # CRIU keeps it: gc must not end what CRIU still works on
+            restorer = kept.enter_context(
+                Restorer(
+                    store.paths.image(snapshot.image),
+                    log_dir=log_dir or store.paths.layer(upper),
+                    own_network=spec.network != "host",
+                    outside=outside,
+                    checked=waits,
+                    merge=spec.merge,
+                    hold=[gate],
+                    cgroups=groups,
+                    template=None if stock is None else stock.template,
+                )
+            )
+            if log_dir is not None:
+                new_upper(store, base, layers, upper)
+            faults.point("up-layer")
             if not filled:
                 _fill(store, base, layers, upper)
+            restorer.mount(overlay_for(store, base, layers, upper, spec.idmap))
+            yield 0
+            own_files = store.paths.upper(upper) if base.flat else None
+            check = checker(snapshot, spec.idmap, store.paths.upper(layers[0]), own_files)
 
-        def with_network(pid: int) -> None:
-            _network_up(pid, incarnation(store, upper), outside)
+            def with_network(pid: int) -> None:
+                _network_up(pid, incarnation(store, upper), outside)
 
-        def meanwhile() -> None:
-            faults.point("up-begun")
-            beside()
+            def meanwhile() -> None:
+                faults.point("up-begun")
+                beside()
 
-        with contextlib.ExitStack() as kept:
-            gate = kept.enter_context(locks.shared(store.paths.gate))  # CRIU keeps it: gc must not end what CRIU still works on
-            restoring = criu.restore(
-                store.paths.image(snapshot.image),
-                overlay_for(store, base, layers, upper, spec.idmap),
-                own_network=spec.network != "host",
-                cgroups=groups,
-                log_dir=log_dir or store.paths.layer(upper),
+            restoring = restorer.restore(
                 with_network=with_network if outside else None,
                 beside=meanwhile,
-                hold=[gate],
                 check=check if waits else None,
                 guarded=guarded,
-                merge=spec.merge,
-                template=None if stock is None else stock.template,
-                fill=fill,
             )
             hello = kept.enter_context(_Hello(f"from snapshot {snapshot.id}"))
             init = yield from _greeted(restoring, hello)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from waypoint import bringup, faults
 from waypoint.ahead import Stock
+from waypoint.beginning import Beginning, beginning
 from waypoint.capture import Taken
 from waypoint.counting import NOT_YET, Count, counted
 from waypoint.deltas import Deltas, Tracking
@@ -284,8 +285,9 @@ class Engine:
         *,
         upper: int | None = None,
         verify: bool = False,
+        begun: bringup.Restoring | None = None,
     ) -> bringup.Live:
-        """`upper`: the number of a layer that is to be made; a twin has its own."""
+        """`upper`: the number of a layer that is to be made; a twin has its own. `begun`: what `beginning` has given."""
         if verify:  # the digest of its files is in the manifest then
             snapshot = counted(self.store, snapshot)
         adopted = self.adopt(snapshot, verify)
@@ -296,8 +298,18 @@ class Engine:
         directory = self.store.paths.session(session)
         env = self.environment(spec)
         return bringup.restore_tree(
-            self.store, base, snapshot, spec, directory, env, upper=upper, verify=verify, stock=self.stock
+            self.store, base, snapshot, spec, directory, env, upper=upper, verify=verify, stock=self.stock, begun=begun
         )
+
+    def beginning(self, snapshot: str, session: str, verify: bool) -> contextlib.AbstractContextManager[Beginning]:
+        """A restore of a snapshot that was there a moment ago, while the caller finds out whether it still is.
+
+        `session`: what it is for, which has a directory. Inside an operation.
+        """
+        known = self._recent.get(snapshot)
+        if known is not None and self.twins.has(known):
+            known = None
+        return beginning(self.store, self.stock, known, self.store.paths.session(session), verify)
 
     def adopt(self, snapshot: SnapshotRecord, verify: bool, *, look: bool = True) -> tuple[str, bringup.Live] | None:
         """The snapshot's twin, which goes on and is the caller's, and the id under which it has a session's directory.

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from waypoint import bringup, faults
+from waypoint.beginning import Beginning
 from waypoint.counting import counted
 from waypoint.errors import WaypointError
 from waypoint.model import BaseRecord, SessionRecord, SnapshotRecord
@@ -69,23 +70,29 @@ def _adopt(engine: Engine, snapshot: SnapshotRecord, name: str | None, verify: b
 
 def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str] | None, verify: bool) -> list[Session]:
     store = engine.store
-    with store.operation(), store.holding(snapshot) as held:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(store.operation())
         ids = engine.stock.spares.take_sessions(n)
+        begun = Beginning()
+        if n == 1:  # more of them begin side by side
+            store.make_session_directory(ids[0])
+            begun = stack.enter_context(engine.beginning(snapshot.id, ids[0], verify))
+        held = stack.enter_context(store.holding(snapshot))
         source = counted(store, held) if verify else held  # not on the threads below: each would begin an operation of its own
         base = store.db.base(source.base)
         parent = source.parent if source.pinned else source.id
-        uppers = bringup.upper_numbers(store, base, n, engine.stock)
+        uppers: list[int | None] = [None] if n == 1 else [*bringup.upper_numbers(store, base, n, engine.stock)]
         named: dict[str, str | None] = {session: names[i] if names else None for i, session in enumerate(ids)}
         engine.new_rows(named, source.tree, base, source.spec, parent)
         faults.point("fork-row")
         made, failures = _side_by_side(
-            store, partial(_make_one, engine, base, source, verify), dict(zip(ids, uppers, strict=True))
+            store, partial(_make_one, engine, base, source, verify, begun.of(source)), dict(zip(ids, uppers, strict=True))
         )
         try:
             if failures:
                 raise failures[0]
             store.db.make_live({session: live.columns() for session, live in made.items()})
-            store.forget_numbers(set(uppers) - {live.upper for live in made.values()})
+            store.forget_numbers({upper for upper in uppers if upper is not None} - {live.upper for live in made.values()})
             for session, live in made.items():
                 if live.link is not None:
                     engine.links.keep(session, live.link, 0)
@@ -98,14 +105,14 @@ def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str]
 
 
 def _side_by_side(
-    store: Store, make: Callable[[str, int], bringup.Live], wanted: Mapping[str, int]
+    store: Store, make: Callable[[str, int | None], bringup.Live], wanted: Mapping[str, int | None]
 ) -> tuple[dict[str, bringup.Live], list[BaseException]]:
     """What came up, and what went wrong. One alone needs no thread, which would have to open the database for itself."""
     if len(wanted) == 1:
         ((session, upper),) = wanted.items()
         return {session: make(session, upper)}, []
 
-    def make_apart(session: str, upper: int) -> bringup.Live:
+    def make_apart(session: str, upper: int | None) -> bringup.Live:
         try:
             return make(session, upper)
         finally:
@@ -118,10 +125,16 @@ def _side_by_side(
 
 
 def _make_one(
-    engine: Engine, base: BaseRecord, snapshot: SnapshotRecord, verify: bool, session: str, upper: int
+    engine: Engine,
+    base: BaseRecord,
+    snapshot: SnapshotRecord,
+    verify: bool,
+    begun: bringup.Restoring | None,
+    session: str,
+    upper: int | None,
 ) -> bringup.Live:
     try:
-        live = engine.bring_up(base, snapshot, snapshot.spec, session, upper=upper, verify=verify)
+        live = engine.bring_up(base, snapshot, snapshot.spec, session, upper=upper, verify=verify, begun=begun)
         faults.point("fork-up")
         return live
     except BaseException:

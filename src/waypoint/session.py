@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from waypoint import bringup, capture, faults
 from waypoint.ahead import Ready
+from waypoint.beginning import Beginning
 from waypoint.deltas import DeltaLost
 from waypoint.errors import CriuError, NotCapturable, UsageError, WrongState
 from waypoint.guest import commands, frames
@@ -366,7 +367,11 @@ class Session:
 
         `verify`: what comes up is compared with the snapshot's manifest before it runs; if it differs, VerifyFailed.
         """
-        with self._store.operation(), locks.exclusive(self._store.paths.session_lock(self.id)):
+        with (
+            self._store.operation(),
+            self._engine.beginning(snapshot, self.id, verify) as begun,
+            locks.exclusive(self._store.paths.session_lock(self.id)),
+        ):
             record = self._engine.resolved(self.id)
             target = self._engine.twins.known(snapshot)
             adopted = self._engine.adopt(target, verify) if target is not None else None
@@ -375,17 +380,19 @@ class Session:
                 spec = replace(target.spec, auto_snapshot=record.spec.auto_snapshot)
                 self._take_place(record, target, replace(adopted[1], spec=spec))
             else:
-                target = self._bring_back(record, snapshot, verify)
+                target = self._bring_back(record, snapshot, verify, begun)
             self._drop_pause(record)
         self._engine.afterwards(target)
         return target
 
-    def _bring_back(self, record: SessionRecord, snapshot: str, verify: bool) -> SnapshotRecord:
+    def _bring_back(
+        self, record: SessionRecord, snapshot: str, verify: bool, begun: Beginning
+    ) -> SnapshotRecord:
         with self._store.holding(self._store.db.snapshot(snapshot, record.tree)) as target:
             base = self._store.db.base(target.base)
             spec = replace(target.spec, auto_snapshot=record.spec.auto_snapshot)
-            live = self._engine.bring_up(base, target, spec, self.id, verify=verify)
-            self._take_place(record, target, live)
+            live = self._engine.bring_up(base, target, spec, self.id, verify=verify, begun=begun.of(target))
+            self._take_place(record, target, replace(live, spec=spec))
         return target
 
     def _take_place(self, record: SessionRecord, target: SnapshotRecord, live: bringup.Live) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from waypoint import bringup, faults
 from waypoint.ending import resolve
 from waypoint.errors import KernelError, NotFound
-from waypoint.kernel import cgroups, criu, nat, processes, trees
+from waypoint.kernel import cgroups, nat, processes, trees
+from waypoint.kernel.criu_restore import end_half_restored
 from waypoint.model import Process
 from waypoint.store.store import Store
 
@@ -88,7 +89,7 @@ def _strays(store: Store, boot: str, swept: Swept) -> set[int]:
         if record.state == "live" and record.boot == boot and record.upper is not None
     }
     live: set[int] = set()
-    swept.processes += criu.end_half_restored()
+    swept.processes += end_half_restored()
     for init in processes.inits(store.tag):
         if init in named:
             live.add(named[init] or 0)

@@ -70,7 +70,8 @@ class _Twin:
                 restoring = bringup.restore_processes(
                     self._store, self._base, source, source.spec, None, waits=True, guarded=True, stock=self._stock
                 )
-                next(restoring)
+                while next(restoring) == 0:
+                    pass
             self._restoring = restoring
         except BaseException as error:  # noqa: BLE001  whoever takes the twin hears of it
             self._problem = error
@@ -146,6 +147,10 @@ class Twins:
                 self._keeper.start()
             elif not any(_same(twin.snapshot, snapshot) for twin in self._there):
                 self._change.notify_all()
+
+    def has(self, snapshot: SnapshotRecord) -> bool:
+        with self._change:
+            return any(_same(twin.snapshot, snapshot) and not twin.failed for twin in self._there)
 
     @property
     def on(self) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
 
 from waypoint.kernel.syscalls import open_inside
 
-__all__ = ["OPAQUE", "PRIVATE", "build_guest_layer", "carry_command", "forget_socket", "guest_files"]
+__all__ = ["OPAQUE", "PRIVATE", "build_guest_layer", "carry_command", "forget_socket", "guest_files", "make_run"]
 
 PRIVATE = ".waypoint"
 """The one directory in a session's root that is ours; diff and tree never show it."""
@@ -61,31 +62,53 @@ def build_guest_layer(root: Path, init: Path) -> None:
     root.chmod(0o755)
 
 
+def make_run(upper: Path) -> None:
+    """Init's own directory, in an upper that is made before it is known what it is for; for `carry_command`."""
+    directory = upper / PRIVATE / _RUN
+    directory.mkdir()
+    directory.chmod(_RUN_MODE)
+
+
 def carry_command(below: Path, upper: Path) -> None:
     """The file for commands as it is in the layer `below`, in the upper: or the overlay would copy it, and the directory above it,
     when the first command after a restore is written, a millisecond of that command.
 
     Root in the session may have put anything there; what is not init's own file is left to the overlay.
     """
+    found = _command(below)
+    made = f"{upper}/{PRIVATE}/{_RUN}/{_COMMAND}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    if found is None:
+        with contextlib.suppress(FileNotFoundError):
+            Path(made).parent.rmdir()
+        return
+    text, uid, gid = found
+    try:
+        fd = os.open(made, flags, _COMMAND_MODE)
+    except FileNotFoundError:
+        make_run(upper)
+        fd = os.open(made, flags, _COMMAND_MODE)
+    try:
+        os.write(fd, text)
+        if uid or gid:
+            os.fchown(fd, uid, gid)
+    finally:
+        os.close(fd)
+
+
+def _command(below: Path) -> tuple[bytes, int, int] | None:
+    """The text, and whose the file is."""
     try:
         fd = _open_inits(below, _COMMAND, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
-        return
+        return None
     try:
         st = os.fstat(fd)
         if not stat.S_ISREG(st.st_mode) or st.st_mode & 0o7777 != _COMMAND_MODE or st.st_size > _MOST_BYTES:
-            return
-        text = os.read(fd, _MOST_BYTES)
+            return None
+        return os.read(fd, _MOST_BYTES), st.st_uid, st.st_gid
     finally:
         os.close(fd)
-    directory = upper / PRIVATE / _RUN
-    directory.mkdir()
-    directory.chmod(_RUN_MODE)
-    made = directory / _COMMAND
-    made.touch(_COMMAND_MODE, exist_ok=False)
-    made.write_bytes(text)
-    if st.st_uid or st.st_gid:
-        os.chown(made, st.st_uid, st.st_gid)
 
 
 def forget_socket(layer: Path) -> None:

@@ -11,27 +11,27 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from waypoint.errors import CriuError, DiskFull, NotCapturable
-from waypoint.kernel import criu_images, netlock, netns, obstacles, processes, processors, tools
+from waypoint.kernel import criu_images, netlock, obstacles, processes, processors, tools
 from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel.criu_start import Started
 from waypoint.kernel.criu_worker import Hook, Worker
-from waypoint.kernel.launch import ID_BASE, STAGE, Overlay, launch_argv
+from waypoint.kernel.launch import launch_argv
 from waypoint.kernel.template import Template
-from waypoint.outcomes import Process
 
 __all__ = [
     "LINK_PREFIX",
     "Dumped",
     "Dumper",
+    "base_options",
     "cached_kernel_options",
-    "end_half_restored",
+    "failure",
     "has_remaps",
-    "restore",
+    "started",
 ]
 
 _NEWNET = 0x40000000
@@ -49,10 +49,6 @@ _UNTOUCHED = "waypoint[memory-{}]"
 """Our own asks ("memory") before it touches this process."""
 _MAPPINGS = "waypoint[smaps-{}]:/proc/{}/fd/{}"
 """Our own reads this file for the process's `smaps`, if it is there."""
-_LOOPBACK = "waypoint[loopback]"
-"""Our own makes the network namespace beside the tree's first process, and brings up loopback in it (netns.py)."""
-_UNWANTED = "waypoint[no-{}]"
-"""Our own does not ask this question."""
 LINK_PREFIX = "link_remap."
 """CRIU's names, in the session, for open files whose own name is gone while another is left; it removes them after the dump."""
 
@@ -91,7 +87,7 @@ class Dumper:
             self._worker = template.worker(criu, enter=init_pid, own_network=own_network, written=written, hold=hold)
         else:
             options = ["--enter", str(init_pid), "--network", "own" if own_network else "host"]
-            self._worker = _started(options, (), hold, _environment(written))
+            self._worker = started(options, (), hold, _environment(written))
 
     def __enter__(self) -> Dumper:
         return self
@@ -114,7 +110,7 @@ class Dumper:
         self._images = images
         self._wait = unmounted
         self._leave_running = leave_running
-        options = _options(images, "dump.log", self._own_network)
+        options = base_options(images, "dump.log", self._own_network)
         options.pid = self._pid
         options.leave_running = leave_running
         options.external.append(_OWN_USERS)
@@ -206,7 +202,7 @@ class Dumper:
             answer = self._worker.answer(hooks)
             ended = time.perf_counter()
         if not answer.success:
-            raise _failure("dump", images / "dump.log", answer, self._worker.stderr(), pid)
+            raise failure("dump", images / "dump.log", answer, self._worker.stderr(), pid)
         since = stopped[0] if stopped else ended
         return Dumped((ended - since) * 1000, since)
 
@@ -228,7 +224,7 @@ def has_remaps(images: Path) -> bool:
         return False
 
 
-def _started(options: Sequence[str], cgroups: Sequence[Path], hold: Sequence[int], environment: Mapping[str, str]) -> Worker:
+def started(options: Sequence[str], cgroups: Sequence[Path], hold: Sequence[int], environment: Mapping[str, str]) -> Worker:
     criu = tools.engine_criu()
     argv = launch_argv("criu", [*cached_kernel_options(criu), *options], cgroups, list(criu.argv))
     return Started(argv, hold=hold, environment=environment, own=tools.is_quick(criu))
@@ -239,151 +235,7 @@ def _environment(written: bool) -> dict[str, str]:
     return {"WAYPOINT_WRITTEN": "1", "LD_PRELOAD": str(tools.written_path())} if written else {}
 
 
-def restore(
-    images: Path,
-    overlay: Overlay,
-    *,
-    own_network: bool,
-    cgroups: Sequence[Path],
-    log_dir: Path,
-    with_network: Callable[[int], None] | None,
-    beside: Callable[[], None],
-    hold: Sequence[int],
-    check: Hook | None = None,
-    guarded: bool = False,
-    merge: bool = False,
-    template: Template | None = None,
-    fill: Callable[[], None],
-) -> Generator[int, bool, Process]:
-    """Bring the tree back over `overlay`; returns its PID 1. On failure nothing of the tree is left. `hold`: see Started.
-
-    With `check` it yields that pid when all is restored and nothing runs yet. The caller takes its time, goes on from whichever
-    thread it likes and says whether to check, or throws something in: then the tree ends without having run. If `guarded`, it
-    also does if this process is killed meanwhile.
-    `template`: by which to have the worker, if it is our own CRIU and is to have no cgroups of its own.
-    `with_network` is called with the pid when its namespaces exist, and has returned before any socket is restored; without it
-    a network of its own has loopback alone.
-    `beside` is done while CRIU is at work.
-    `merge`: its memory may be merged with others'.
-    `fill` is called before the overlay is mounted; CRIU gets ready meanwhile if it was forked.
-    """
-    criu = tools.engine_criu()
-    if template is not None and (cgroups or not tools.is_quick(criu)):
-        template = None
-    options = _options(images, "restore.log", own_network)
-    options.root = STAGE
-    connected = own_network and netlock.saved_connections(images)
-    work = os.open(log_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        options.work_dir_fd = work
-        begun: list[Process] = []
-        unasked: list[Process] = []
-
-        def namespaces_exist(pid: int) -> Callable[[], None]:
-            begun.append(processes.identify(pid))
-            return lambda: network_up(pid)
-
-        def network_up(pid: int) -> None:  # CRIU mounts meanwhile, and asks once more before it makes processes and sockets
-            if with_network is not None:
-                with_network(pid)
-            elif own_network:
-                netns.loopback_up(f"/proc/{pid}/ns/net")
-            if connected:
-                held.callback(netlock.lock_network(pid))
-
-        try:
-            with contextlib.ExitStack() as held, contextlib.ExitStack() as used:
-                if template is not None:
-                    worker = template.worker(criu, merge=merge, hold=hold)
-                else:
-                    fill()
-                    worker = _started([*overlay.options(), *(["--merge"] if merge else [])], cgroups, hold, {})
-                used.enter_context(worker)
-                used.push(lambda failed, *_: unasked.extend(_begun(worker)) if failed else None)
-                if worker.own:
-                    networked = with_network is not None or connected
-                    options.external.extend(_spared(check is not None, connected, networked))
-                    if own_network and not networked:
-                        options.external.append(_LOOPBACK)
-                with processors.woken_elsewhere(worker.pid):
-                    worker.begin(rpc.RESTORE, options)
-                if template is not None:
-                    fill()
-                    try:
-                        template.mount(worker.pid, overlay)
-                    except CriuError:
-                        early = worker.answer_until("pre-restore", {})
-                        if early is None:
-                            raise
-                        # it has looked at the images and given up: that is the reason, not that it is gone
-                        raise _failure("restore", log_dir / "restore.log", early, worker.stderr()) from None
-                hooks: dict[str, Hook] = {
-                    "pre-restore": lambda _: beside,
-                    "setup-namespaces": namespaces_exist,
-                    "network-unlock": lambda _: held.close(),
-                }
-                answer = worker.answer_until("post-resume" if check is None else "pre-resume", hooks)
-                if answer is None and not begun:
-                    begun.append(processes.identify(worker.told_pid))
-                if answer is None and check is not None:
-                    with _held(worker, begun[0], guarded):
-                        if (yield begun[0].pid):
-                            check(begun[0].pid)
-                    answer = worker.go_on("post-resume", hooks)
-                if answer is not None:  # it ended before the tree ran
-                    raise _failure("restore", log_dir / "restore.log", answer, worker.stderr())
-                worker.leave()
-                return begun[0]
-        except BaseException:
-            end_half_restored(begun or unasked)
-            raise
-    finally:
-        os.close(work)
-
-
-@contextlib.contextmanager
-def _held(worker: Worker, init: Process, guarded: bool) -> Iterator[None]:
-    """CRIU lets the tree run whatever it hears here: one that must not is ended before CRIU hears of it, and CRIU with it.
-
-    A PID 1 that dies waits until its processes are reaped, which CRIU traces; and CRIU waits for that PID 1. Each process is
-    killed for itself: one that is only about to be would run when its tracer dies.
-    """
-    tree = processes.namespace_pids(init.pid)
-    with worker.guarded(tree) if guarded else contextlib.nullcontext():
-        try:
-            yield
-        except BaseException:
-            processes.kill_each(tree)
-            worker.abandon()
-            raise
-
-
-def _begun(worker: Worker) -> list[Process]:
-    """The PID 1 that it has made, which may run the session's own program by now: nobody could know it by CRIU's."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        pid = worker.begun_pid()
-        if pid and processes.is_sessions(pid, ID_BASE):
-            return [processes.identify(pid)]
-    return []
-
-
-def _spared(checked: bool, connected: bool, networked: bool) -> list[str]:
-    """What our own CRIU need not ask in a restore, as nobody listens for it."""
-    questions = {"pre-resume": checked, "network-unlock": connected, "setup-namespaces": networked, "post-setup-namespaces": networked}
-    return [_UNWANTED.format(question) for question in ("post-restore", *(one for one, heard in questions.items() if not heard))]
-
-
-def end_half_restored(known: Sequence[Process] = ()) -> int:
-    """CRIU ends what it began, unless it was killed itself; how many were left."""
-    left = [*known, *processes.half_restored(tools.is_criu(), ID_BASE)]
-    for process in left:
-        processes.kill(process)
-    for process in left:
-        processes.wait_gone(process, 10)
-    return len(left)
-
-
-def _options(images: Path, log: str, own_network: bool) -> rpc.criu_opts:
+def base_options(images: Path, log: str, own_network: bool) -> rpc.criu_opts:
     options = rpc.criu_opts(
         images_dir_fd=-1,
         images_dir=str(images),
@@ -414,7 +266,7 @@ _UNCAPTURABLE = (
 )
 
 
-def _failure(
+def failure(
     verb: str, log: Path, answer: rpc.criu_resp, stderr: str, init_pid: int | None = None
 ) -> CriuError | NotCapturable | DiskFull:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []

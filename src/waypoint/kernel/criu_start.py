@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from waypoint.kernel import criu_rpc_pb2 as rpc
 from waypoint.kernel.criu_worker import Worker
 from waypoint.kernel.later import Child
 
@@ -71,6 +72,7 @@ class Forked(Worker):
         ours, theirs, errors, begun = _ends()
         super().__init__(ours, errors[0], begun[0], own=True)
         self._meeting = threading.Lock()
+        self._wanted: tuple[bytes, Sequence[int]] = b"", ()
         self.since = time.monotonic()
         try:
             with theirs:
@@ -85,12 +87,19 @@ class Forked(Worker):
             os.close(begun[1])
 
     def want(self, *, enter: int, own_network: bool, written: bool, merge: bool, hold: Sequence[int]) -> None:
-        """`enter`: the PID 1 whose namespaces it enters to dump, or 0; `hold`: descriptors of locks that it keeps."""
+        """What it will be told when it begins: not before, as it would be woken twice, and the first time where its caller is.
+
+        `enter`: the PID 1 whose namespaces it enters to dump, or 0; `hold`: descriptors of locks that it keeps."""
         flags = _OWN_NETWORK * own_network | _WRITTEN * written | _MERGE * merge
+        self._wanted = _WANTED.pack(enter, flags), hold
+
+    def begin(self, kind: rpc.criu_req_type, options: rpc.criu_opts) -> None:
+        said, hold = self._wanted
         try:
-            socket.send_fds(self._socket, [_WANTED.pack(enter, flags)], hold)
+            socket.send_fds(self._socket, [said], hold)
         except OSError as error:
             raise self._no_answer(str(error)) from error
+        super().begin(kind, options)
 
     def _meet(self) -> tuple[Child, int]:
         with self._meeting:

@@ -74,11 +74,7 @@ class Template:
     ) -> Worker:
         """One of `criu`, our own, for one request; see Forked for the rest."""
         worker = self._take(criu) or self._fork(criu)
-        try:
-            worker.want(enter=enter, own_network=own_network, written=written, merge=merge, hold=hold)
-        except BaseException:
-            worker.close()
-            raise
+        worker.want(enter=enter, own_network=own_network, written=written, merge=merge, hold=hold)
         return worker
 
     def add(self, criu: tools.Criu) -> None:
@@ -106,24 +102,35 @@ class Template:
 
         return Forked(lambda *ends: self._ask(argv, criu.argv[0], b"1", ends))
 
-    def mount(self, pid: int, overlay: Overlay) -> None:
-        """A root where the worker with this pid looks for it, in its mount namespace."""
+    def mount(self, pid: int, overlay: Overlay) -> Callable[[], None]:
+        """A root where the worker with this pid looks for it, in its mount namespace; it is there when what is returned is.
+
+        That is called once, whatever becomes of it.
+        """
         words = [*overlay.options(), "--enter", str(pid)]
         request = b"".join(os.fsencode(word) + b"\0" for word in words)
         argv = [str(tools.launch_path()), "stage", "--idmap", str(ID_BASE), "--"]
         reading, writing = os.pipe2(os.O_CLOEXEC)
-        with open(reading, "rb", buffering=0) as answer:
-            try:
-                self._ask(lambda: argv, argv[0] + " stage", request, [writing])
-            finally:
-                os.close(writing)
-            said = answer.readall()
-        if said == b"1":
-            return
-        text = said.decode(errors="replace").strip() or "nobody answered"
-        if os.strerror(errno.ENOSPC) in text:
-            raise DiskFull(f"no space left on the store's disk; nothing was lost: {text}")
-        raise CriuError(f"the session's root could not be mounted: {text}")
+        try:
+            self._ask(lambda: argv, argv[0] + " stage", request, [writing])
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+
+        def mounted() -> None:
+            with open(reading, "rb", buffering=0) as answer:
+                said = answer.read(1)  # its end is not waited for, which takes longer
+                if said == b"1":
+                    return
+                said += answer.readall()
+            text = said.decode(errors="replace").strip() or "nobody answered"
+            if os.strerror(errno.ENOSPC) in text:
+                raise DiskFull(f"no space left on the store's disk; nothing was lost: {text}")
+            raise CriuError(f"the session's root could not be mounted: {text}")
+
+        return mounted
 
     def waiting(self) -> list[int]:
         """The pids of the workers that wait."""

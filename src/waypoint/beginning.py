@@ -1,0 +1,50 @@
+"""A restore that is begun before it is known whether it may be: CRIU reads the images and the root is mounted, and nothing runs.
+
+What is known of a snapshot may be a moment old. If it is not that any more, all of this comes to nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from waypoint import bringup
+from waypoint.ahead import Stock
+from waypoint.errors import WaypointError
+from waypoint.model import SnapshotRecord
+from waypoint.store.store import Store
+
+__all__ = ["Beginning", "beginning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """It is on its way, or there is none."""
+
+    known: SnapshotRecord | None = None
+    restoring: bringup.Restoring | None = None
+
+    def of(self, snapshot: SnapshotRecord) -> bringup.Restoring | None:
+        """If it is of this snapshot as it is now."""
+        known = self.known
+        if known is None or (known.image, known.layers, known.full) != (snapshot.image, snapshot.layers, snapshot.full):
+            return None
+        return self.restoring
+
+
+@contextlib.contextmanager
+def beginning(store: Store, stock: Stock, known: SnapshotRecord | None, log_dir: Path, verify: bool) -> Iterator[Beginning]:
+    """Inside an operation. `log_dir`: see `bringup.restore_tree`."""
+    if known is None or not known.full or stock.template is None:
+        yield Beginning()
+        return
+    begun = Beginning()
+    base = store.db.base(known.base)
+    restoring = bringup.restore_processes(store, base, known, known.spec, log_dir, waits=verify, stock=stock)
+    with contextlib.closing(restoring):
+        with contextlib.suppress(OSError, WaypointError):  # something is gone: the caller finds out what
+            next(restoring)
+            begun = Beginning(known, restoring)
+        yield begun
