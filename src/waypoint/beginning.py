@@ -35,14 +35,14 @@ class Beginning:
 
 
 @contextlib.contextmanager
-def beginning(store: Store, stock: Stock, known: SnapshotRecord | None, log_dir: Path, verify: bool) -> Iterator[Beginning]:
+def beginning(store: Store, stock: Stock, known: SnapshotRecord | None, log_dir: Path) -> Iterator[Beginning]:
     """Inside an operation. `log_dir`: see `bringup.restore_tree`."""
     if known is None or not known.full or stock.template is None:
         yield Beginning()
         return
     begun = Beginning()
     base = store.db.base(known.base)
-    restoring = bringup.restore_processes(store, base, known, known.spec, log_dir, waits=verify, stock=stock)
+    restoring = bringup.restore_processes(store, base, known, known.spec, log_dir, waits=False, stock=stock)
     with contextlib.closing(restoring):
         with contextlib.suppress(OSError, WaypointError):  # something is gone: the caller finds out what
             next(restoring)

@@ -90,6 +90,7 @@ class _Standing:
             self.manifest = "" if self.named else manifest_text(self.record)
             with contextlib.suppress(SessionDead, OSError):
                 self.link = connect(self.init, self.record.session, 1)
+                self.link.written = self.taken.marks.written
             self.settled = True
 
     def ask(self) -> bool:

@@ -307,9 +307,9 @@ class Engine:
         `session`: what it is for, which has a directory. Inside an operation.
         """
         known = self._recent.get(snapshot)
-        if known is not None and self.twins.has(known):
+        if known is not None and (verify or self.twins.has(known)):  # what is verified may have to be counted first
             known = None
-        return beginning(self.store, self.stock, known, self.store.paths.session(session), verify)
+        return beginning(self.store, self.stock, known, self.store.paths.session(session))
 
     def adopt(self, snapshot: SnapshotRecord, verify: bool, *, look: bool = True) -> tuple[str, bringup.Live] | None:
         """The snapshot's twin, which goes on and is the caller's, and the id under which it has a session's directory.

@@ -63,8 +63,7 @@ def _adopt(engine: Engine, snapshot: SnapshotRecord, name: str | None, verify: b
             engine.end_live(live)
             engine.store.forget_session_directory(session)
             return None
-    if live.link is not None:
-        engine.links.keep(session, live.link, 0)
+    _keep_link(engine, session, live)
     return Session(engine, session, shell=live.shell, automatic=live.spec.auto_snapshot)
 
 
@@ -94,14 +93,19 @@ def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str]
             store.db.make_live({session: live.columns() for session, live in made.items()})
             store.forget_numbers({upper for upper in uppers if upper is not None} - {live.upper for live in made.values()})
             for session, live in made.items():
-                if live.link is not None:
-                    engine.links.keep(session, live.link, 0)
+                _keep_link(engine, session, live)
         except BaseException:
             for session, live in made.items():
                 engine.end_live(live)
                 engine.unmake(session)
             raise
     return [Session(engine, session, shell=made[session].shell, automatic=source.spec.auto_snapshot) for session in ids]
+
+
+def _keep_link(engine: Engine, session: str, live: bringup.Live) -> None:
+    if live.link is not None:
+        live.link.written = engine.store.written(session)
+        engine.links.keep(session, live.link, 0)
 
 
 def _side_by_side(

@@ -52,10 +52,15 @@ class _Locked:
     session: str
     init: Process
     epoch: int
+    written: int
     links: Links
 
     def connect(self) -> tuple[Connection, int]:
-        return self.links.take(self.session) or (connect(self.init, self.session), self.epoch)
+        found = self.links.take(self.session, self.written)
+        if found is None:
+            found = connect(self.init, self.session), self.epoch
+            found[0].written = self.written
+        return found
 
     def leave(self, connection: Connection, epoch: int) -> None:
         self.links.keep(self.session, connection, epoch)
@@ -98,11 +103,14 @@ class Session:
         if not self._unseen:
             self._engine.drafts.stir(self.id)
         with locks.shared(self._store.paths.session_lock(self.id)):
-            waiting = self._engine.links.take(self.id)
+            written = self._store.written(self.id)
+            waiting = self._engine.links.take(self.id, written)
             if waiting is not None:
                 return waiting
             record = self._live(self.record)
-            return connect(Process(record.init_pid, record.init_start), self.id), record.epoch
+            connection = connect(Process(record.init_pid, record.init_start), self.id)
+            connection.written = written
+            return connection, record.epoch
 
     def leave(self, connection: Connection, epoch: int) -> None:
         self._engine.links.keep(self.id, connection, epoch)
@@ -314,7 +322,7 @@ class Session:
         if name is not None and self._store.db.has_snapshot_name(record.tree, name):
             raise UsageError(f"this tree has a snapshot named {name} already", name=name)
         snapshot = new_id("p")
-        link = _Locked(self.id, Process(record.init_pid, record.init_start), record.epoch, self._engine.links)
+        link = _Locked(self.id, Process(record.init_pid, record.init_start), record.epoch, self._store.written(self.id), self._engine.links)
 
         if record.spec.files_only:
             return capture.take_files(
@@ -399,6 +407,7 @@ class Session:
         """The new incarnation has answered: from this commit on it is the session, and the old one is ended."""
         faults.point("restore-up")
         try:
+            written = self._store.mark_written(self.id)
             self._store.db.update_session(
                 self.id,
                 **live.columns(),
@@ -416,6 +425,7 @@ class Session:
         faults.point("restore-committed")
         self._engine.end_incarnation(record)
         if live.link is not None:
+            live.link.written = written
             self._engine.links.keep(self.id, live.link, record.epoch + 1)
         faults.point("restore-retired")
 

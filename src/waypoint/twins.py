@@ -65,7 +65,6 @@ class _Twin:
                 self._kept.enter_context(locks.shared(self._store.paths.gate))  # gc must not take it for garbage
                 self._store.keep(source, self._kept)
                 self._store.make_session_directory(self.session)
-                self._store.paths.session_lock(self.session).touch(0o600)
                 self._base = self._store.db.base(source.base)
                 restoring = bringup.restore_processes(
                     self._store, self._base, source, source.spec, None, waits=True, guarded=True, stock=self._stock

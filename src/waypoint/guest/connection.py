@@ -30,6 +30,8 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._buffer = bytearray()
+        self.written = -1
+        """See Links: what the store said when the session was what this leads to."""
 
     def __enter__(self) -> Connection:
         return self

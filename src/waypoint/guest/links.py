@@ -1,8 +1,8 @@
 """Connections to inits that nobody uses at the moment. Whoever comes next need not look for the session and its socket.
 
-That is safe without another look at the session's row: whoever puts another state in a session's place, or ends it, kills its init
-before the session's lock is free again, and a snapshot closes every connection. A link that is still open when the lock is held leads
-to what the session is.
+A link leads to what was the session when it was made. Whoever puts another state in a session's place says so before (`Store.written`),
+and kills the old init afterwards, unless he is killed himself: so a link from before that is not used, whether it is open or not.
+A snapshot closes every connection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Links:
         self._owner = os.getpid()
 
     def keep(self, session: str, connection: Connection, epoch: int) -> None:
-        """The session's epoch is that of the state that it leads to."""
+        """`epoch` is that of the state that it leads to; the connection knows what was `written` when that was the session."""
         self._forget_others()
         with self._lock:
             old = [self._kept.pop(session, None)]
@@ -37,12 +37,14 @@ class Links:
             if one is not None:
                 one[0].close()
 
-    def take(self, session: str) -> tuple[Connection, int] | None:
-        """It is the caller's. The caller holds the session's lock."""
+    def take(self, session: str, written: int) -> tuple[Connection, int] | None:
+        """It is the caller's, who holds the session's lock; `written` is what the store says now."""
         self._forget_others()
         with self._lock:
             found = self._kept.pop(session, None)
-        if found is not None and not found[0].is_open():
+        if found is None:
+            return None
+        if found[0].written != written or not found[0].is_open():
             found[0].close()
             return None
         return found
@@ -56,8 +58,8 @@ class Links:
     def close(self) -> None:
         with self._lock:
             kept, self._kept = self._kept, {}
-        for connection, _ in kept.values():
-            connection.close()
+        for one in kept.values():
+            one[0].close()
 
     def _forget_others(self) -> None:
         """After a fork of this process: two that talk over one connection would have each other's answers."""

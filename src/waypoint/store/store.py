@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -89,14 +89,20 @@ class Store:
             os.close(fd)
         return False
 
-    def mark_written(self, session: str) -> None:
-        """Somebody outside is about to write into a live session's files; no process in it will show that."""
+    def mark_written(self, session: str) -> int:
+        """Somebody outside is about to write into a live session's files, or to put another state in its place; no process in it
+        will show that. Returns what `written` says from now on."""
         now = time.time_ns()
-        os.utime(self.paths.session_lock(session), ns=(now, now))
+        with suppress(FileNotFoundError):
+            os.utime(self.paths.session_lock(session), ns=(now, now))
+        return self.written(session)
 
     def written(self, session: str) -> int:
         """Another number than before: somebody did."""
-        return self.paths.session_lock(session).stat().st_mtime_ns
+        try:
+            return self.paths.session_lock(session).stat().st_mtime_ns
+        except FileNotFoundError as error:
+            raise NotFound(f"session {session} has just been removed", session=session) from error
 
     @contextmanager
     def holding(self, snapshot: SnapshotRecord) -> Iterator[SnapshotRecord]:
@@ -163,8 +169,10 @@ class Store:
         return self.paths.work(layer).exists()
 
     def make_session_directory(self, session: str) -> None:
-        """It may be a spare one."""
-        self.paths.session(session).mkdir(exist_ok=True)
+        """With its lock, of which `written` tells. It may be a spare one."""
+        with suppress(FileExistsError):
+            self.paths.session(session).mkdir()
+            self.paths.session_lock(session).touch(0o600)
 
     def forget_session_directory(self, session: str) -> None:
         shutil.rmtree(self.paths.session(session), ignore_errors=True)
