@@ -16,6 +16,7 @@ from pathlib import Path
 from statefork.bench.allowance import Allowance
 from statefork.bench.figures import Samples
 from statefork.bench.machine import disk_used_bytes, use_memory
+from statefork.bench.programs import fetch_programs
 from statefork.bench.raw import RawTree, SameTree
 from statefork.bench.subjects import Subject
 from statefork.bench.workloads import Workload
@@ -29,6 +30,8 @@ _LEAST_READY_MIB = 512
 _LEAST_ROUNDS = 2
 _SHARE_SECONDS = 6.0
 """Of each backend in a workload: one that has had this and its least rounds has had enough, or the slowest would take all the time."""
+_FORGOTTEN_SECONDS = 20.0
+"""See programs.py."""
 
 
 def timed_ms(work: Callable[[], object]) -> float:
@@ -43,6 +46,8 @@ class _Runner:
     work: Callable[[int], None]
     """One round."""
     seconds: float = 0.0
+    ended: float = float("-inf")
+    """When its last round did."""
 
 
 def run_rounds(
@@ -99,13 +104,16 @@ def run_rounds(
                 if i > _LEAST_ROUNDS and runner.seconds > _SHARE_SECONDS:
                     continue
                 os.sync()  # or it would pay for what the one before it has written
+                if time.monotonic() - runner.ended > _FORGOTTEN_SECONDS:
+                    fetch_programs()
                 began = time.monotonic()
                 try:
                     runner.work(i)
                 except WaypointError as error:
                     samples.fail(workload.name, runner.name, error.message)
                     runners.remove(runner)
-                runner.seconds += time.monotonic() - began
+                runner.ended = time.monotonic()
+                runner.seconds += runner.ended - began
 
 
 def _ready(workload: Workload) -> None:
