@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from waypoint import bringup
+from waypoint import bringup, faults
 from waypoint.ahead import Stock
 from waypoint.errors import WaypointError
 from waypoint.model import SnapshotRecord
@@ -29,9 +29,13 @@ class Beginning:
     def of(self, snapshot: SnapshotRecord) -> bringup.Restoring | None:
         """If it is of this snapshot as it is now."""
         known = self.known
-        if known is None or (known.image, known.layers, known.full) != (snapshot.image, snapshot.layers, snapshot.full):
+        if known is None or _what(known) != _what(snapshot):
             return None
         return self.restoring
+
+
+def _what(snapshot: SnapshotRecord) -> tuple[object, ...]:
+    return snapshot.image, snapshot.layers, snapshot.full, snapshot.base, snapshot.spec
 
 
 @contextlib.contextmanager
@@ -41,10 +45,12 @@ def beginning(store: Store, stock: Stock, known: SnapshotRecord | None, log_dir:
         yield Beginning()
         return
     begun = Beginning()
-    base = store.db.base(known.base)
-    restoring = bringup.restore_processes(store, base, known, known.spec, log_dir, waits=False, stock=stock)
-    with contextlib.closing(restoring):
+    with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError, WaypointError):  # something is gone: the caller finds out what
+            base = store.db.base(known.base)
+            restoring = bringup.restore_processes(store, base, known, known.spec, log_dir, waits=False, stock=stock)
+            stack.enter_context(contextlib.closing(restoring))
             next(restoring)
             begun = Beginning(known, restoring)
+            faults.point("restore-begun")
         yield begun

@@ -16,7 +16,7 @@ from typing import Any
 
 from waypoint import faults
 from waypoint.ahead import Stock
-from waypoint.errors import BaseChanged, KernelError, SessionDead
+from waypoint.errors import BaseChanged, KernelError, SessionDead, WaypointError
 from waypoint.guest import frames
 from waypoint.guest.connection import Connection, connect
 from waypoint.guest.layer import carry_command
@@ -198,7 +198,7 @@ def restore_tree(
     """Bring a snapshot's processes up over a new upper; a files-only snapshot starts a fresh shell over its files.
 
     On failure nothing of the attempt is left. `verify`: VerifyFailed when what came up differs from the snapshot's manifest.
-    `log_dir`: where CRIU's log goes. `upper`: the number of the new upper, if it has one already; `filled`: see `next_upper`.
+    `log_dir`: where CRIU's log goes if it fails. `upper`: the number of the new upper, if it has one already; `filled`: see `next_upper`.
     `beside` is called while CRIU is busy, if it comes to that. `begun`: `restore_processes` of just this, which has been begun.
     """
     if snapshot.full:
@@ -245,7 +245,8 @@ def restore_processes(
     """It yields 0 when CRIU reads the images and the root is being mounted: nothing is made of them before it goes on.
 
     If it `waits`, it yields PID 1 when all is restored and nothing runs yet, and is sent whether to verify that; see Restorer.
-    `log_dir`: by default beside the new upper. `filled` and `beside`: see `restore_tree`.
+    CRIU's log is beside the new upper, and goes with it: if the restore fails, it is moved to `log_dir` before, if there is one.
+    `filled` and `beside`: see `restore_tree`.
     """
     layers = snapshot.layers
     groups: tuple[Path, ...] = ()
@@ -255,13 +256,12 @@ def restore_processes(
     try:
         groups = cgroups.make_groups(store.tag, str(upper), spec.limits)
         with contextlib.ExitStack() as kept:
-            if log_dir is None:
-                new_upper(store, base, layers, upper)
+            new_upper(store, base, layers, upper)
             gate = kept.enter_context(locks.shared(store.paths.gate))  # CRIU keeps it: gc must not end what CRIU still works on
             restorer = kept.enter_context(
                 Restorer(
                     store.paths.image(snapshot.image),
-                    log_dir=log_dir or store.paths.layer(upper),
+                    log_dir=store.paths.layer(upper),
                     own_network=spec.network != "host",
                     outside=outside,
                     checked=waits,
@@ -271,8 +271,6 @@ def restore_processes(
                     template=None if stock is None else stock.template,
                 )
             )
-            if log_dir is not None:
-                new_upper(store, base, layers, upper)
             faults.point("up-layer")
             if not filled:
                 _fill(store, base, layers, upper)
@@ -300,14 +298,23 @@ def restore_processes(
             reapply(init, snapshot, store.paths.image(snapshot.image))
             said = hello.answer(init)
             return Live(init, upper, layers, spec, said.get("state", ""), hello.keep() if stock is not None or guarded else None)
-    except BaseException:
+    except BaseException as error:
         if init is not None:
             processes.kill(init)
         if spec.network == "nat":
             nat.detach_nat(incarnation(store, upper))
+        if log_dir is not None and isinstance(error, WaypointError) and "log" in error.details:
+            error.details["log"] = str(_kept_log(Path(error.details["log"]), log_dir))
         store.discard_layers([upper])
         cgroups.remove_groups(groups)
         raise
+
+
+def _kept_log(log: Path, directory: Path) -> Path:
+    """There, if it can be moved: a full disk has no room for its name."""
+    with contextlib.suppress(OSError):
+        return log.replace(directory / log.name)
+    return log
 
 
 def _network_up(pid: int, key: str, outside: bool) -> None:

@@ -25,6 +25,7 @@ POINTS = (
     "files-intended",
     "files-ended",
     "files-committed",
+    "restore-begun",
     "up-layer",
     "up-begun",
     "up-network",

@@ -50,6 +50,7 @@ def _adopt(engine: Engine, snapshot: SnapshotRecord, name: str | None, verify: b
         session, live = adopted
         try:
             faults.point("fork-up")
+            _note_written(engine, session, live)
             record = SessionRecord(
                 id=session, name=name, state="live", tree=snapshot.tree, base=snapshot.base, boot=engine.boot, created=time.time(),
                 snapshot=snapshot.parent if snapshot.pinned else snapshot.id, **live.columns(),
@@ -72,6 +73,9 @@ def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str]
     with contextlib.ExitStack() as stack:
         stack.enter_context(store.operation())
         ids = engine.stock.spares.take_sessions(n)
+        unnamed = stack.enter_context(contextlib.ExitStack())
+        for session in ids:
+            unnamed.callback(store.forget_session_directory, session)
         begun = Beginning()
         if n == 1:  # more of them begin side by side
             store.make_session_directory(ids[0])
@@ -83,6 +87,7 @@ def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str]
         uppers: list[int | None] = [None] if n == 1 else [*bringup.upper_numbers(store, base, n, engine.stock)]
         named: dict[str, str | None] = {session: names[i] if names else None for i, session in enumerate(ids)}
         engine.new_rows(named, source.tree, base, source.spec, parent)
+        unnamed.pop_all()
         faults.point("fork-row")
         made, failures = _side_by_side(
             store, partial(_make_one, engine, base, source, verify, begun.of(source)), dict(zip(ids, uppers, strict=True))
@@ -90,6 +95,8 @@ def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str]
         try:
             if failures:
                 raise failures[0]
+            for session, live in made.items():
+                _note_written(engine, session, live)
             store.db.make_live({session: live.columns() for session, live in made.items()})
             store.forget_numbers({upper for upper in uppers if upper is not None} - {live.upper for live in made.values()})
             for session, live in made.items():
@@ -102,9 +109,14 @@ def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str]
     return [Session(engine, session, shell=made[session].shell, automatic=source.spec.auto_snapshot) for session in ids]
 
 
-def _keep_link(engine: Engine, session: str, live: bringup.Live) -> None:
+def _note_written(engine: Engine, session: str, live: bringup.Live) -> None:
+    """While nobody else can know of the session: afterwards another one may put a state in its place."""
     if live.link is not None:
         live.link.written = engine.store.written(session)
+
+
+def _keep_link(engine: Engine, session: str, live: bringup.Live) -> None:
+    if live.link is not None:
         engine.links.keep(session, live.link, 0)
 
 

@@ -46,6 +46,8 @@ class Preparing:
     """The session's processes do, with the snapshot."""
     _delta: Delta | None = None
     _dumper: criu.Dumper | None = None
+    _problem: BaseException | None = None
+    """What went wrong while the shell answered: that says nothing about the shell."""
 
     @cached_property
     def base(self) -> BaseRecord:
@@ -65,15 +67,25 @@ class Preparing:
         """What the shell says of itself, None if it is busy; all is ready then."""
         if self.deltas.tracks(self.session.id):
             self._copy()
-        said = ask_shell(link, self._begin)
-        if self._delta is None:
+        said = ask_shell(link, self._meanwhile)
+        if self._delta is None and self._problem is None:
             self._copy()
-            said = ask_shell(link, self._begin)
-        self._begin()  # if the shell is busy, or something went wrong meanwhile
+            said = ask_shell(link, self._meanwhile)
+        if self._problem is not None:
+            raise self._problem
+        self._begin()  # if the shell is busy
         return said
+
+    def _meanwhile(self) -> None:
+        if self._problem is None:
+            try:
+                self._begin()
+            except BaseException as error:  # noqa: BLE001  when the shell has answered
+                self._problem = error
 
     def _copy(self) -> None:
         """What is much; without that it takes no time."""
+        obstacles.refuse_queues(self.session.init_pid)
         self.staging.mkdir(exist_ok=True)
         self._delta = self.deltas.begin(self.session, self.staging, self._origin, whole=self.whole)
         self.stack.callback(self._delta.give_up)
@@ -82,7 +94,6 @@ class Preparing:
         """Called once or more. Where much is to be copied first, it does nothing until that is done."""
         init = Process(self.session.init_pid, self.session.init_start)
         if self._delta is None:
-            obstacles.refuse_queues(init.pid)
             if self.deltas.finds_much(init, whole=self.whole):
                 return
             self._copy()

@@ -398,8 +398,8 @@ class Session:
     ) -> SnapshotRecord:
         with self._store.holding(self._store.db.snapshot(snapshot, record.tree)) as target:
             base = self._store.db.base(target.base)
-            spec = replace(target.spec, auto_snapshot=record.spec.auto_snapshot)
-            live = self._engine.bring_up(base, target, spec, self.id, verify=verify, begun=begun.of(target))
+            live = self._engine.bring_up(base, target, target.spec, self.id, verify=verify, begun=begun.of(target))
+            spec = replace(live.spec, auto_snapshot=record.spec.auto_snapshot)
             self._take_place(record, target, replace(live, spec=spec))
         return target
 

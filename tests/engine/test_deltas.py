@@ -16,6 +16,7 @@ import pytest
 from waypoint import deltas
 from waypoint.deltas import Tracking
 from waypoint.engine import Engine
+from waypoint.errors import NotCapturable
 from waypoint.kernel import pagemaps, processes, written
 from waypoint.model import SnapshotRecord
 from waypoint.session import Session
@@ -382,6 +383,7 @@ import sys, time
 from pathlib import Path
 from waypoint.deltas import Tracking
 from waypoint.engine import Engine
+from waypoint.errors import NotCapturable
 engine = Engine(Path(sys.argv[1]), ahead=True, deltas=Tracking(least=8 << 20))
 engine.session(sys.argv[2]).snapshot()
 print("tracked", flush=True)
@@ -413,3 +415,14 @@ def test_a_killed_owner_leaves_nothing_of_it(home: Path, engine: Engine) -> None
             owner.wait()
             owner.stdout.close()
         made.remove()
+
+
+def test_a_message_queue_is_refused_in_a_tracked_session_too(session: Session) -> None:
+    session.snapshot()
+    assert is_tracked(session)
+    before = ask(session, "digest")
+    session.exec("touch /dev/mqueue/letters")
+    with pytest.raises(NotCapturable, match="/dev/mqueue/letters"):
+        session.snapshot()
+    session.exec("rm /dev/mqueue/letters")
+    assert digest_in_fork(session, session.snapshot()) == before

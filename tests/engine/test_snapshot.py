@@ -11,7 +11,7 @@ import pytest
 
 from waypoint import sealing
 from waypoint.engine import Engine
-from waypoint.errors import Exists, HasChildren, NotFound, UsageError, WrongState
+from waypoint.errors import Exists, HasChildren, NotCapturable, NotFound, UsageError, WrongState
 from waypoint.model import BaseRecord
 from waypoint.session import Session
 
@@ -307,3 +307,16 @@ def test_files_are_copied_before_criu_begins_where_it_may_change_them(engine: En
         assert session.exec("cat /a/b/file; stat -c %Y /tmp").stdout.split() == [b"in", b"1000000000"]
     finally:
         session.remove()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_message_queue_is_refused_before_anything_is_touched(
+    engine: Engine, eager: Engine, session: Session, ahead: bool
+) -> None:
+    one = (eager if ahead else engine).session(session.id)
+    one.exec("V=1; touch /dev/mqueue/letters")
+    with pytest.raises(NotCapturable, match="/dev/mqueue/letters"):
+        one.snapshot()
+    assert one.exec("echo $V; rm /dev/mqueue/letters").stdout == b"1\n"
+    taken = one.snapshot()
+    assert taken.manifest["shell"]["env"], "the shell was asked"

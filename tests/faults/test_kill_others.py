@@ -193,3 +193,31 @@ def test_every_point_is_tried() -> None:
 
     text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_kill_*.py"))
     assert [name for name in faults.POINTS if name not in text and f'"{name.partition("-")[2]}"' not in text] == []
+
+
+BEGUN = """
+from waypoint import faults
+from waypoint.engine import Engine
+eager = Engine(engine.store.paths.home, ahead=True)
+session = eager.session(session.id)
+one = session.restore("one").id
+session.restore("two")
+faults.arm({point!r})
+{code}
+"""
+"""Who has restored a snapshot a moment ago begins before it has its rows."""
+
+
+@pytest.mark.parametrize("point", ["restore-begun", *UP, "restore-up", "restore-committed", "restore-retired"])
+def test_restore_that_was_begun_early(ground: Engine, subject: Session, point: str) -> None:
+    killed(ground.store.paths.home, subject.id, "", BEGUN.format(point=point, code="session.restore(one)"))
+    expected = "one" if point in ("restore-committed", "restore-retired") else "two"
+    check_state(subject, expected)
+    collected(ground)
+    check_state(subject, expected)
+
+
+@pytest.mark.parametrize("point", ["restore-begun", "fork-row", *UP, "fork-up"])
+def test_fork_that_was_begun_early(ground: Engine, subject: Session, point: str) -> None:
+    killed(ground.store.paths.home, subject.id, "", BEGUN.format(point=point, code="session.fork(1, from_snapshot=one)"))
+    collected(ground)

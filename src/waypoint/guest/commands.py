@@ -180,7 +180,10 @@ def _drive(link: Link, request: Request, progress: _Progress) -> ExecResult:
             else:
                 connection.send(request.kind, 0, request.payload)
                 if request.meanwhile is not None:
+                    since = time.monotonic()
                     request.meanwhile()
+                    if deadline is not None:  # nobody has looked for an answer
+                        deadline += time.monotonic() - since
             done = _stream(link, connection, request, progress, feed, deadline)
         finally:
             if done is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 
 from waypoint.guest.connection import Connection
 
@@ -23,11 +24,14 @@ class Links:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: dict[str, tuple[Connection, int]] = {}
-        self._owner = os.getpid()
+        self._closed = False
+        _all.add(self)
 
     def keep(self, session: str, connection: Connection, epoch: int) -> None:
         """`epoch` is that of the state that it leads to; the connection knows what was `written` when that was the session."""
-        self._forget_others()
+        if self._closed:
+            connection.close()
+            return
         with self._lock:
             old = [self._kept.pop(session, None)]
             self._kept[session] = (connection, epoch)
@@ -39,7 +43,6 @@ class Links:
 
     def take(self, session: str, written: int) -> tuple[Connection, int] | None:
         """It is the caller's, who holds the session's lock; `written` is what the store says now."""
-        self._forget_others()
         with self._lock:
             found = self._kept.pop(session, None)
         if found is None:
@@ -56,13 +59,27 @@ class Links:
             found[0].close()
 
     def close(self) -> None:
+        self._closed = True
         with self._lock:
             kept, self._kept = self._kept, {}
         for one in kept.values():
             one[0].close()
 
-    def _forget_others(self) -> None:
-        """After a fork of this process: two that talk over one connection would have each other's answers."""
-        if self._owner != os.getpid():
-            self._owner = os.getpid()
-            self.close()
+    def forget_others(self) -> None:
+        """In a process that was forked, before anything else runs in it; its parent's other threads are not there."""
+        self._lock = threading.Lock()
+        kept, self._kept = self._kept, {}
+        for one in kept.values():
+            one[0].close()
+
+
+_all: weakref.WeakSet[Links] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """Two processes that talk over one connection would have each other's answers."""
+    for links in list(_all):
+        links.forget_others()
+
+
+os.register_at_fork(after_in_child=_forked)

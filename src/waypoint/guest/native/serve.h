@@ -276,6 +276,25 @@ static void read_client(int i)
 	}
 }
 
+/* Of those that only keep their connection for later: what such a one has sent nobody has read, so it sends it again. -1: none. */
+static int idle_client(void)
+{
+	static int turn;	/* the one that came last goes last */
+
+	for (int n = 0; n < n_clients; n++) {
+		int i = turn++ % n_clients;
+		struct client *c = &clients[i];
+		int used = c->fd < 0 || c->terminal || c->n_in || c->n_out;
+
+		turn %= n_clients;
+		for (int k = 0; k < n_commands && !used; k++)
+			used = commands[k]->client == i;
+		if (!used)
+			return i;
+	}
+	return -1;
+}
+
 static void serve_clients(void)
 {
 	int fd;
@@ -286,6 +305,10 @@ static void serve_clients(void)
 		int i = 0;
 		while (i < n_clients && clients[i].fd >= 0)
 			i++;
+		if (i == MAX_CLIENTS && (i = idle_client()) >= 0)
+			client_close(i);
+		if (i < 0)
+			i = MAX_CLIENTS;
 		/* a caller from outside has no pid in this namespace; anyone else is a process of the session */
 		if (i == MAX_CLIENTS || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) || peer.pid) {
 			close(fd);
