@@ -11,7 +11,7 @@ import pytest
 
 from waypoint.deltas import Delta, Tracking
 from waypoint.engine import Engine
-from waypoint.errors import KernelError
+from waypoint.errors import KernelError, NotCapturable
 from waypoint.kernel import criu, processes, tools, vmas
 from waypoint.model import SnapshotRecord
 from waypoint.session import Session
@@ -124,6 +124,20 @@ def test_criu_believes_it(session: Session, monkeypatch: pytest.MonkeyPatch, tol
     flags = flags_in_fork(session, session.snapshot())
     assert b"rr" in flags[3].split()
     assert b"sr" not in flags[3].split()
+
+
+def test_memory_with_a_protection_key_is_refused(
+    session: Session, monkeypatch: pytest.MonkeyPatch, told: list[bytes]
+) -> None:
+    """Few processors have them: CRIU is told what it would read there."""
+    tell = Delta.mappings
+    key = b"ProtectionKey:         1\nVmFlags: rd wr "
+    monkeypatch.setattr(Delta, "mappings", lambda self, pid: tell(self, pid).replace(b"VmFlags: rd wr ", key, 1))
+    with pytest.raises(NotCapturable, match="protection key"):
+        session.snapshot()
+    monkeypatch.setattr(Delta, "mappings", lambda self, pid: tell(self, pid).replace(b"VmFlags: rd wr ", key.replace(b"1", b"0"), 1))
+    session.snapshot()
+    advise(session, SEQUENTIAL, 3)
 
 
 def test_flags_that_are_new_when_everything_stands_still(

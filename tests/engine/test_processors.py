@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -111,6 +112,33 @@ def test_one_that_sleeps_is_woken_elsewhere_and_free_again(program: int, monkeyp
     monkeypatch.setattr(processors, "_running", lambda: len(ours))
     with processors.woken_elsewhere(program):
         assert os.sched_getaffinity(program) == ours
+
+
+def test_a_tree_is_not_kept_where_its_criu_was_for_a_moment(
+    eager: Engine, small_base: BaseRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread of ours may come between: CRIU is well under way then before it is free again."""
+    ours = os.sched_getaffinity(0)
+    kept: list[int] = []
+
+    @contextlib.contextmanager
+    def for_long(pid: int) -> Iterator[None]:
+        os.sched_setaffinity(pid, {max(ours)})
+        kept.append(pid)
+        yield
+
+    session = eager.new(base=small_base)
+    try:
+        session.exec("sleep 1000 &")
+        inside = session.exec("grep -h Cpus_allowed_list /proc/self/status /proc/$!/status").stdout
+        taken = session.snapshot()
+        session.restore(taken.id)
+        monkeypatch.setattr(processors, "woken_elsewhere", for_long)
+        session.restore(taken.id)
+        assert kept
+        assert session.exec("grep -h Cpus_allowed_list /proc/self/status /proc/$!/status").stdout == inside
+    finally:
+        session.remove()
 
 
 def test_one_that_was_kept_to_less_is_not_given_more(program: int, monkeypatch: pytest.MonkeyPatch) -> None:

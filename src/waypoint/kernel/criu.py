@@ -263,6 +263,7 @@ _UNCAPTURABLE = (
     (r"Unable to handle char device|Can't dump device|chrdev", "an open device"),
     (r"External socket is used|external (unix )?socket", "a socket whose other end is outside the session"),
     (r"corked", "a UDP socket in the middle of a corked datagram"),
+    (r"Memory protection key", "memory with a protection key (pkey_mprotect)"),
 )
 
 

@@ -96,7 +96,8 @@ class Restorer:
             self._options.external.extend(_spared(self._checked, self._connected, networked))
             if self._own_network and not networked:
                 self._options.external.append(_LOOPBACK)
-        with processors.woken_elsewhere(worker.pid):
+        # one that was forked has noted before where its tree may run
+        with contextlib.nullcontext() if self._template is None else processors.woken_elsewhere(worker.pid):
             worker.begin(rpc.RESTORE, self._options)
         return worker
 

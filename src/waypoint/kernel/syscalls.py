@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
+import sys
 from collections.abc import Sequence
 
 __all__ = ["open_inside", "pidfd_getfd", "read_memory", "same_bytes", "sync_file_system"]
@@ -27,6 +29,11 @@ _libc.process_vm_readv.argtypes = [
     ctypes.c_ulong,
 ]
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_PAGE = os.sysconf("SC_PAGESIZE")
+_TOP = 7 if sys.byteorder == "little" else 0
+"""Of the eight bytes that pagemap has of a page the one with bits 56 and up."""
+_OWN = bytes(top for top in range(256) if top & 0x81 == 0x81)
+"""Present (bit 63), and mapped once (56)."""
 _TRIES = 128
 """EAGAIN: somewhere a directory was renamed while `..` was looked up, and the kernel cannot tell whether it led out."""
 
@@ -62,11 +69,46 @@ def sync_file_system(fd: int) -> None:
 
 
 def read_memory(pid: int, ranges: Sequence[tuple[int, int]], into: bytearray) -> bool:
-    """Memory of another process, one range after the other (1,024 at most); False if part of it could not be had."""
+    """Memory of another process, one range of whole pages after the other (1,024 at most); False if part of it could not be had.
+
+    It stays shared with whoever shares it: to read a page by process_vm_readv the kernel first gives the process one of its own.
+    """
     size = sum(end - start for start, end in ranges)
+    if not _are_own(pid, ranges):
+        return _read_one_by_one(pid, ranges, into)
     local = (ctypes.c_size_t * 2)(ctypes.addressof((ctypes.c_char * len(into)).from_buffer(into)), size)
     remote = (ctypes.c_size_t * (2 * len(ranges)))(*(word for start, end in ranges for word in (start, end - start)))
     return bool(_libc.process_vm_readv(pid, local, 1, remote, len(ranges), 0) == size)
+
+
+def _are_own(pid: int, ranges: Sequence[tuple[int, int]]) -> bool:
+    """Whether each page is in memory and in no other process, after a fork or by KSM."""
+    with contextlib.suppress(OSError):
+        pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for start, end in ranges:
+                told = os.pread(pagemap, (end - start) // _PAGE * 8, start // _PAGE * 8)
+                if len(told) != (end - start) // _PAGE * 8 or told[_TOP::8].translate(None, _OWN):
+                    return False
+            return True
+        finally:
+            os.close(pagemap)
+    return False
+
+
+def _read_one_by_one(pid: int, ranges: Sequence[tuple[int, int]], into: bytearray) -> bool:
+    whole, at = memoryview(into), 0
+    with contextlib.suppress(OSError):
+        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for start, end in ranges:
+                if os.preadv(memory, [whole[at : at + end - start]], start) != end - start:
+                    return False
+                at += end - start
+            return True
+        finally:
+            os.close(memory)
+    return False
 
 
 def same_bytes(one: bytearray, other: bytearray, start: int, size: int) -> bool:

@@ -39,6 +39,8 @@ _MOST_WORDS = 1 << 14
 _PLACE = re.compile(rb"[0-9a-f]+-[0-9a-f]+ ")
 _KERNELS_OWN = re.compile(rb"ffffffff[0-9a-f]{8}-.* \[vsyscall\]\n")
 _FLAGS_LINE = b"VmFlags: "
+_KEYS = 0x1F << 32
+"""On some processors the flags hold a protection key here, which `smaps` tells in a line of its own; on others what is rarely there."""
 _OWN_FLAGS = -1
 """Stands for those of the kernel's own mapping, the same in every process: the iterator does not tell of it."""
 
@@ -88,6 +90,8 @@ class Flags:
             places.append(b"")
         if not maps or len(maps) != len(places) or not all(map(bytes.startswith, maps, places)):
             raise KernelError(f"the kernel tells of other mappings of process {pid} than there are in its maps")
+        if any(number != _OWN_FLAGS and number & _KEYS for number in flags):
+            raise KernelError(f"process {pid} has memory with a protection key, which is not among its flags")
         words = [self._words.get(number, b"") for number in flags]
         if not all(words):
             raise KernelError(f"process {pid} has a mapping with flags that have not been seen before")

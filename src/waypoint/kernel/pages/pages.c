@@ -4,7 +4,10 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
@@ -19,28 +22,64 @@ struct region {
 #define PAGE 4096
 #define CHUNK (1 << 20)
 #define MOST_PIECES 1024 /* IOV_MAX */
+#define OWN (1ULL << 63 | 1ULL << 56) /* what pagemap says of a page that is in memory, and in no other process */
 #define IN_PARENT 1
 #define PRESENT 4
 
 struct batch {
 	pid_t pid;
-	int file;
+	int file, mem, pagemap;
 	off_t at;
 	char *buffer;
 	struct iovec pieces[MOST_PIECES];
 	size_t count, size;
 };
 
-static int put(struct batch *batch)
+static bool are_own(const struct batch *batch)
+{
+	uint64_t told[CHUNK / PAGE];
+
+	for (size_t i = 0; i < batch->count; i++) {
+		size_t pages = batch->pieces[i].iov_len / PAGE;
+		off_t place = (uintptr_t)batch->pieces[i].iov_base / PAGE * sizeof(told[0]);
+
+		if (pread(batch->pagemap, told, pages * sizeof(told[0]), place) != (ssize_t)(pages * sizeof(told[0])))
+			return false;
+		while (pages--)
+			if ((told[pages] & OWN) != OWN)
+				return false;
+	}
+	return true;
+}
+
+/* By process_vm_readv() the kernel would give the process a page of its own for each that it shares. */
+static bool get(struct batch *batch)
 {
 	struct iovec here = { batch->buffer, batch->size };
 	char *at = batch->buffer;
 
+	if (are_own(batch))
+		return process_vm_readv(batch->pid, &here, 1, batch->pieces, batch->count, 0) == (ssize_t)batch->size;
+	for (size_t i = 0; i < batch->count; i++) {
+		ssize_t size = batch->pieces[i].iov_len;
+
+		if (pread(batch->mem, at, size, (uintptr_t)batch->pieces[i].iov_base) != size)
+			return false;
+		at += size;
+	}
+	return true;
+}
+
+static int put(struct batch *batch)
+{
+	char *at = batch->buffer;
+
 	if (!batch->size)
 		return 0;
-	errno = EFAULT; /* what is read in part is as good as not read */
-	if (process_vm_readv(batch->pid, &here, 1, batch->pieces, batch->count, 0) != (ssize_t)batch->size)
+	if (!get(batch)) {
+		errno = EFAULT; /* what is read in part is as good as not read */
 		return -1;
+	}
 	while (batch->size) {
 		ssize_t done = pwrite(batch->file, at, batch->size, batch->at);
 
@@ -56,6 +95,17 @@ static int put(struct batch *batch)
 	return 0;
 }
 
+static int open_files(struct batch *batch)
+{
+	char path[32];
+
+	snprintf(path, sizeof(path), "/proc/%d/mem", batch->pid);
+	batch->mem = open(path, O_RDONLY | O_CLOEXEC);
+	snprintf(path, sizeof(path), "/proc/%d/pagemap", batch->pid);
+	batch->pagemap = open(path, O_RDONLY | O_CLOEXEC);
+	return batch->mem < 0 || batch->pagemap < 0 ? -1 : 0;
+}
+
 /* The written ones, one after the other: of that file what is in it from here up to there, so that two threads can make one.
  * 0, or -1 with errno; EFAULT: some of it cannot be read.
  */
@@ -67,9 +117,11 @@ int save_written(pid_t pid, int file, const struct region *regions, size_t count
 
 	if (!batch)
 		return -1;
-	*batch = (struct batch){ .pid = pid, .file = file, .at = from, .buffer = malloc(CHUNK) };
+	*batch = (struct batch){ .pid = pid, .file = file, .mem = -1, .pagemap = -1, .at = from, .buffer = malloc(CHUNK) };
 	if (!batch->buffer)
 		error = ENOMEM;
+	else if (open_files(batch))
+		error = errno;
 	for (size_t i = 0; i < count && passed < to && !error; i++) {
 		uint64_t at = regions[i].start, end = regions[i].end, skipped;
 
@@ -97,6 +149,10 @@ int save_written(pid_t pid, int file, const struct region *regions, size_t count
 	}
 	if (!error && put(batch))
 		error = errno;
+	if (batch->mem >= 0)
+		close(batch->mem);
+	if (batch->pagemap >= 0)
+		close(batch->pagemap);
 	free(batch->buffer);
 	free(batch);
 	errno = error;

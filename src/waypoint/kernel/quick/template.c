@@ -49,6 +49,7 @@ struct wanted {
 #define MERGE 4	      /* what is restored may share equal pages with whoever allows it, too (KSM) */
 
 int serve_template(int sk);
+void know_cpus(void); /* cr-restore.c */
 
 enum { SOCKET, ERRORS, BEGUN, FDS };
 
@@ -141,6 +142,7 @@ static int be_worker(const int *fds)
 	    mount("tmpfs", "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=4m") || mkdir("/run/root", 0755))
 		die("making a mount namespace");
 	fetch_pages();
+	know_cpus();
 	say_who(fds[SOCKET]);
 	if (receive(fds[SOCKET], &wanted, sizeof(wanted), kept) < 0)
 		_exit(0);
