@@ -364,8 +364,10 @@ class Deltas:
 def _copy(tracked: _Tracked, process: Process, place: Path) -> None:
     """Copy what it has in memory while it runs; what is still clean afterwards was copied as it is."""
 
+    shared = processes.may_share_memory(process.pid, tracked.init.pid)
+
     def copy(one: _Watched, clean: list[Range]) -> bool:
-        missing = pagemaps.copy_memory(process.pid, one.number, clean, place)
+        missing = pagemaps.copy_memory(process.pid, one.number, clean, place, shared=shared)
         one.saved = without(clean, missing)
         one.watch.leave(missing)
         return True
@@ -376,8 +378,10 @@ def _copy(tracked: _Tracked, process: Process, place: Path) -> None:
 def _compare(tracked: _Tracked, process: Process, image: Path) -> bool:
     """Find out what of its memory the image has; what is still clean afterwards is so. False if that is not most of it."""
 
+    shared = processes.may_share_memory(process.pid, tracked.init.pid)
+
     def compare(one: _Watched, clean: list[Range]) -> bool:
-        one.saved = pagemaps.same_pages(process.pid, one.number, clean, image)
+        one.saved = pagemaps.same_pages(process.pid, one.number, clean, image, shared=shared)
         if _size(one.saved) < _MOSTLY * _size(clean):
             return False  # it is copied then, and that begins anew
         one.watch.leave(without(clean, one.saved))

@@ -73,7 +73,7 @@ def test_what_cannot_be_read_is_told_and_all_else_is_copied(tmp_path: Path) -> N
     ) as child:
         assert child.stdout is not None
         start = int(child.stdout.readline())
-        missing = copy_memory(child.pid, 7, [(start, start + (3 << 20))], tmp_path)
+        missing = copy_memory(child.pid, 7, [(start, start + (3 << 20))], tmp_path, shared=False)
         child.communicate("")
     assert missing == [(start + page * PAGE, start + (page + 1) * PAGE) for page in (10, 300)]
     (copied,) = tmp_path.glob("pages-*.img")
@@ -82,16 +82,19 @@ def test_what_cannot_be_read_is_told_and_all_else_is_copied(tmp_path: Path) -> N
         assert int.from_bytes(data[page * PAGE : page * PAGE + 8], "little") == page * PAGE
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("changed", [0, 1, 40, 255])
-def test_what_an_image_has_is_found_unless_most_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: int) -> None:
+def test_what_an_image_has_is_found_unless_most_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: int, shared: bool
+) -> None:
     """Of 256 pages in a row `changed` are, in each of 24 MiB; what is looked at is counted."""
     size = 24 << 20
     looked_at = 0
 
-    def read_memory(pid: int, ranges: list[Range], into: bytearray) -> bool:
+    def read_memory(pid: int, ranges: list[Range], into: bytearray, *, shared: bool) -> bool:
         nonlocal looked_at
         looked_at += sum(end - start for start, end in ranges)
-        return original(pid, ranges, into)
+        return original(pid, ranges, into, shared=shared)
 
     original = pagemaps.read_memory
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
@@ -100,12 +103,12 @@ def test_what_an_image_has_is_found_unless_most_is_changed(tmp_path: Path, monke
         held = ctypes.c_char.from_buffer(memory)
         start = ctypes.addressof(held)
         del held
-        assert copy_memory(os.getpid(), 7, [(start, start + size)], tmp_path) == []
+        assert copy_memory(os.getpid(), 7, [(start, start + size)], tmp_path, shared=False) == []
         places = {page for page in range(size // PAGE) if page % 256 < changed}
         for page in places:
             memory[page * PAGE + 5] = 9
         monkeypatch.setattr(pagemaps, "read_memory", read_memory)
-        found = same_pages(os.getpid(), 7, [(start, start + size)], tmp_path)
+        found = same_pages(os.getpid(), 7, [(start, start + size)], tmp_path, shared=shared)
     if changed < 128:
         assert pages(found) == {start + page * PAGE for page in set(range(size // PAGE)) - places}
     else:

@@ -11,7 +11,7 @@ import itertools
 import os
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,7 @@ _MOST_PIECES = 512
 _Segment = tuple[int, int, int, int]
 """From, to, file, place in it."""
 _Chunk = tuple[int, list[Range]]
+_Read = Callable[[list[Range], bytearray], bool]
 """Place in the file, and what comes there."""
 
 
@@ -85,11 +86,11 @@ def link_parent(place: Path, source: Path, numbers: Sequence[int]) -> None:
         link_parent(place / PARENT, source / PARENT, above)
 
 
-def copy_memory(pid: int, number: int, ranges: Sequence[Range], place: Path) -> list[Range]:
+def copy_memory(pid: int, number: int, ranges: Sequence[Range], place: Path, *, shared: bool) -> list[Range]:
     """An image of these pages, taken while the process runs: only what was not written to meanwhile may be used of it.
 
-    Returns those that could not be read. Of much memory one half is in a parent of that image: into one file the kernel lets only
-    one write at a time.
+    `shared`: see read_memory. Returns those that could not be read. Of much memory one half is in a parent of that image: into one
+    file the kernel lets only one write at a time.
     """
     halves = halved(ranges, _WORTH_TWO_FILES)
     places = [place, place / PARENT][: len(halves)]
@@ -100,7 +101,7 @@ def copy_memory(pid: int, number: int, ranges: Sequence[Range], place: Path) -> 
         for at, where in enumerate(places):
             inherited = (_entry(start, end, _IN_PARENT) for half in halves[at + 1 :] for start, end in half)
             _write_pagemap(where, number, (*(_entry(start, end, _PRESENT) for start, end in halves[at]), *inherited))
-        return _copy_pages(pid, copies)
+        return _copy_pages(pid, copies, shared=shared)
 
 
 def save_written(pid: int, number: int, found: Regions, place: Path) -> list[Range]:
@@ -109,7 +110,7 @@ def save_written(pid: int, number: int, found: Regions, place: Path) -> list[Ran
         missing: list[Range] = []
         if not found.save_written(pid, pages):
             os.ftruncate(pages, 0)
-            missing = _copy_pages(pid, [(pages, found.written())])
+            missing = _copy_pages(pid, [(pages, found.written())], shared=True)
     _write_pagemap(place, number, (), found.entries())
     return missing
 
@@ -132,13 +133,13 @@ def _pages(place: Path, number: int) -> Iterator[int]:
         os.close(pages)
 
 
-def _copy_pages(pid: int, copies: Sequence[tuple[int, Sequence[Range]]]) -> list[Range]:
+def _copy_pages(pid: int, copies: Sequence[tuple[int, Sequence[Range]]], *, shared: bool) -> list[Range]:
     """Each into its file, all of them side by side."""
     missing: list[Range] = []
     memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
         with ThreadPoolExecutor(2, thread_name_prefix="pages") as pool:
-            copy = partial(_copy, pid, memory, threading.local(), missing)
+            copy = partial(_copy, partial(read_memory, pid, shared=shared), memory, threading.local(), missing)
             chunks = itertools.zip_longest(*([(pages, chunk) for chunk in _chunks(ranges)] for pages, ranges in copies))
             for _ in pool.map(copy, (one for some in chunks for one in some if one is not None)):
                 pass
@@ -147,11 +148,11 @@ def _copy_pages(pid: int, copies: Sequence[tuple[int, Sequence[Range]]]) -> list
         os.close(memory)
 
 
-def _copy(pid: int, memory: int, local: threading.local, missing: list[Range], one: tuple[int, _Chunk]) -> None:
+def _copy(read: _Read, memory: int, local: threading.local, missing: list[Range], one: tuple[int, _Chunk]) -> None:
     pages, (at, ranges) = one
     if not hasattr(local, "buffer"):
         local.buffer = bytearray(_CHUNK)
-    rest = _read(pid, memory, ranges, local.buffer, missing)
+    rest = _read(read, memory, ranges, local.buffer, missing)
     while rest:
         done = os.pwrite(pages, rest, at)
         rest, at = rest[done:], at + done
@@ -175,9 +176,9 @@ def _chunks(ranges: Sequence[Range]) -> Iterator[_Chunk]:
         yield at, chunk
 
 
-def _read(pid: int, memory: int, ranges: list[Range], buffer: bytearray, missing: list[Range]) -> memoryview:
+def _read(read: _Read, memory: int, ranges: list[Range], buffer: bytearray, missing: list[Range]) -> memoryview:
     whole = memoryview(buffer)
-    if read_memory(pid, ranges, buffer):
+    if read(ranges, buffer):
         return whole[: sum(end - start for start, end in ranges)]
     at = 0
     for start, end in ranges:  # some of it was unmapped meanwhile, or the process itself may not read it
@@ -199,14 +200,15 @@ def holds(images: Path, number: int) -> bool:
     return _pagemap(images, number).exists()
 
 
-def same_pages(pid: int, number: int, ranges: Sequence[Range], images: Path) -> list[Range]:
+def same_pages(pid: int, number: int, ranges: Sequence[Range], images: Path, *, shared: bool) -> list[Range]:
     """Which of these pages of a process that runs are as an image, with its parents, has them.
 
-    If less than half of some that are looked at first are, no more are looked at: it has written most of its memory.
+    `shared`: see read_memory. If less than half of some that are looked at first are, no more are looked at: it has written most of
+    its memory.
     """
     with contextlib.ExitStack() as files, ThreadPoolExecutor(2, thread_name_prefix="same") as pool:
         batches = list(_batches(_pieces(ranges, _segments(images, number, files))))
-        same = partial(_same, pid, threading.local())
+        same = partial(_same, partial(read_memory, pid, shared=shared), threading.local())
         tried = [[_part(batch[0], number)] for number, batch in enumerate(batches[:: max(1, len(batches) // _TRIED)])]
         if 2 * _bytes(pool.map(same, tried)) < _bytes([(start, end)] for [(start, end, *_)] in tried):
             return []
@@ -279,10 +281,10 @@ def _batches(pieces: Iterable[_Segment]) -> Iterator[list[_Segment]]:
         yield batch
 
 
-def _same(pid: int, local: threading.local, batch: list[_Segment]) -> list[Range]:
+def _same(read: _Read, local: threading.local, batch: list[_Segment]) -> list[Range]:
     if not hasattr(local, "now"):
         local.now, local.then = bytearray(_CHUNK), bytearray(_CHUNK)
-    if not read_memory(pid, [(start, end) for start, end, _, _ in batch], local.now):
+    if not read([(start, end) for start, end, _, _ in batch], local.now):
         return []
     then = memoryview(local.then)
     size = 0

@@ -21,6 +21,7 @@ __all__ = [
     "is_sessions",
     "kill",
     "kill_each",
+    "may_share_memory",
     "namespace_pids",
     "pid_inside",
     "read_proc",
@@ -197,3 +198,24 @@ def namespace_pids(init_pid: int) -> list[int]:
             for thread in os.listdir(f"/proc/{pid}/task"):
                 found += map(int, read_proc(f"/proc/{pid}/task/{thread}/children").split())
     return sorted(found)
+
+
+def may_share_memory(pid: int, init_pid: int) -> bool:
+    """Whether pages of this process of a session may be another one's, too: since a fork, or because the kernel has merged them."""
+    try:
+        if int(read_proc(f"/proc/{pid}/ksm_merging_pages")):
+            return True
+    except FileNotFoundError:  # a kernel that merges nothing, or the process has ended
+        pass
+    except OSError:
+        return True
+    others = (other for other in namespace_pids(init_pid) if other != pid)
+    return any(_program_file(other) in (_program_file(pid), None) for other in others)
+
+
+def _program_file(pid: int) -> tuple[int, int] | None:
+    """The file that it runs: who has forked it runs the same until one of them starts another. None: it has just ended."""
+    with contextlib.suppress(OSError):
+        found = os.stat(f"/proc/{pid}/exe")
+        return found.st_dev, found.st_ino
+    return None

@@ -68,13 +68,14 @@ def sync_file_system(fd: int) -> None:
         raise OSError(error, os.strerror(error))
 
 
-def read_memory(pid: int, ranges: Sequence[tuple[int, int]], into: bytearray) -> bool:
+def read_memory(pid: int, ranges: Sequence[tuple[int, int]], into: bytearray, *, shared: bool) -> bool:
     """Memory of another process, one range of whole pages after the other (1,024 at most); False if part of it could not be had.
 
-    It stays shared with whoever shares it: to read a page by process_vm_readv the kernel first gives the process one of its own.
+    `shared`: others may have some of its pages, and keep them: to read one by process_vm_readv the kernel first gives the process
+    one of its own.
     """
     size = sum(end - start for start, end in ranges)
-    if not _are_own(pid, ranges):
+    if shared and not _are_own(pid, ranges):
         return _read_one_by_one(pid, ranges, into)
     local = (ctypes.c_size_t * 2)(ctypes.addressof((ctypes.c_char * len(into)).from_buffer(into)), size)
     remote = (ctypes.c_size_t * (2 * len(ranges)))(*(word for start, end in ranges for word in (start, end - start)))
