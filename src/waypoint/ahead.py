@@ -127,7 +127,7 @@ class Stock:
     def _refill(self) -> None:
         own = tools.engine_criu()
         if self.template is not None and tools.is_quick(own):
-            self.template.add(own)
+            self.template.fill(own)
         with self._store.operation():
             self.spares.add()
         self._watch()

@@ -241,8 +241,11 @@ def restore_processes(
     stock: Stock | None = None,
     filled: bool = False,
     beside: Callable[[], None] = lambda: None,
+    rooted: bool = True,
 ) -> Restoring:
     """It yields 0 when CRIU reads the images and the root is being mounted: nothing is made of them before it goes on.
+
+    If the files are not there yet for it to be `rooted`, it also yields 0 before that, and goes on when they are.
 
     If it `waits`, it yields PID 1 when all is restored and nothing runs yet, and is sent whether to verify that; see Restorer.
     CRIU's log is beside the new upper, and goes with it: if the restore fails, it is moved to `log_dir` before, if there is one.
@@ -272,6 +275,8 @@ def restore_processes(
                 )
             )
             faults.point("up-layer")
+            if not rooted:
+                yield 0
             if not filled:
                 _fill(store, base, layers, upper)
             restorer.mount(overlay_for(store, base, layers, upper, spec.idmap))

@@ -16,7 +16,7 @@ from waypoint.ahead import Ready, Stock
 from waypoint.counting import NOT_YET
 from waypoint.deltas import Deltas
 from waypoint.ending import resolve
-from waypoint.errors import DiskFull, WaypointError
+from waypoint.errors import DiskFull
 from waypoint.guest.commands import Link
 from waypoint.guest.connection import quiesce
 from waypoint.guest.layer import forget_socket
@@ -34,6 +34,7 @@ from waypoint.manifest import describe_session, told
 from waypoint.model import BaseRecord, Capture, Process, SessionRecord, SnapshotRecord
 from waypoint.preparing import NoDraft, Preparing
 from waypoint.reapply import TYPED
+from waypoint.rehoming import Rehoming
 from waypoint.sealing import Sealing, is_big
 from waypoint.squash import DEPTH
 from waypoint.store import locks
@@ -92,7 +93,7 @@ def take(
     init = Process(session.init_pid, session.init_start)
     upper = sealing.upper
     doomed: list[Process] = []
-    next_upper: list[int] = []
+    rehoming: Rehoming | None = None
     stack = contextlib.ExitStack()
     staging = ready.staging(store.paths.images, snapshot)
     coming = Preparing(
@@ -128,6 +129,7 @@ def take(
             return sealing.sockets
 
         def while_frozen() -> None:
+            nonlocal rehoming
             if not sealing.sealed:
                 sealing.seal(end_session=end_session, busy=said is None, stack=stack)
             if sealing.files_bytes != NOT_YET:
@@ -139,7 +141,7 @@ def take(
             sealing.manifest["base_files"] = _base_files(store, base, session, sealing.manifest.pop("mapped"))
             if sealing.rehome:
                 doomed.extend(processes.identified(sealing.held))
-                next_upper.append(bringup.next_upper(store, base, (session.upper or 0, *sealing.below), stock))
+                rehoming = Rehoming(store, base, session, sealing.below, stock)
             faults.point("snapshot-frozen")
 
         def before_release() -> None:
@@ -173,6 +175,8 @@ def take(
                 for process in doomed:  # as CRIU is about to: none of them runs again, whatever becomes of CRIU
                     processes.kill(process)
                 move()
+                if rehoming is not None and sealing.record is not None:
+                    rehoming.begin(sealing.record)
             elif not ends and not delta.tracks:  # what takes longer than CRIU takes to let go comes after that
                 made()
 
@@ -214,8 +218,8 @@ def take(
     except BaseException:
         stack.close()
         sealing.stop_looking()
-        with contextlib.suppress(OSError, WaypointError):  # what is left of it is for gc
-            store.discard_layers(next_upper)
+        if rehoming is not None:
+            rehoming.close()
         if not coming.ends or resolve(store, session, session.boot).state == "live":
             _undo(store, sealing, staging)
         raise
@@ -231,16 +235,15 @@ def take(
         forget_socket(upper)
         sealing.clear()
         return Taken(sealing.surveyed(record), None, None)
-    if not sealing.rehome:
+    if rehoming is None:
         return Taken(record, init, Marks(requests, written, sealing.io))
     try:
-        taken = _rehome(store, base, session, record, dumped.since, stock, next_upper[0])
-        return replace(taken, record=sealing.surveyed(taken.record))
-    except BaseException:
-        sealing.surveyed(record)
-        raise
+        with contextlib.closing(rehoming):
+            record, back = rehoming.come_back(record, dumped.since)
     finally:
+        record = sealing.surveyed(record)
         some_time(sealing.clear)
+    return Taken(record, back.init)
 
 
 def take_files(
@@ -316,52 +319,6 @@ def _room_to_come_back(store: Store, sealing: Sealing) -> None:
     disk = os.statvfs(store.paths.home)
     if disk.f_bavail * disk.f_frsize < _COME_BACK_BYTES:
         raise DiskFull("the store's disk is almost full; the session goes on untouched, free some space and try again")
-
-
-def _rehome(
-    store: Store,
-    base: BaseRecord,
-    session: SessionRecord,
-    record: SnapshotRecord,
-    since: float,
-    stock: Stock | None,
-    upper: int,
-) -> Taken:
-    """Restore the session over its own sealed upper. If that fails it is paused at the snapshot: nothing is lost.
-
-    The rows of the snapshot are completed beside it; if this process dies before, whoever finds the intent completes them.
-    """
-    completed = False
-
-    def complete() -> None:
-        nonlocal completed
-        if not completed:
-            store.db.complete_ending(session.id)
-            completed = True
-            faults.point("snapshot-committed")
-            moved.forget(store.paths.layer(session.upper or 0))
-
-    try:
-        try:
-            live = bringup.restore_tree(
-                store, base, record, session.spec, store.paths.session(session.id), {},
-                stock=stock, upper=upper, filled=True, beside=complete,
-            )  # fmt: skip
-        finally:
-            complete()
-        faults.point("rehome-up")
-    except WaypointError as error:
-        error.message += (
-            f"; snapshot {record.id} is whole and the session is paused at it: `waypoint resume {session.id}`"
-        )
-        raise
-    if live.link is not None:  # as after any snapshot
-        live.link.close()
-    store.db.update_session(session.id, **live.columns(), state="live", pause=None)
-    faults.point("rehome-committed")
-    record = replace(record, paused_ms=(time.perf_counter() - since) * 1000)
-    store.db.update_snapshot(record.id, paused_ms=record.paused_ms)
-    return Taken(record, live.init)
 
 
 def _base_files(

@@ -19,6 +19,7 @@ POINTS = (
     "snapshot-moving",
     "snapshot-moved",
     "snapshot-committed",
+    "rehome-begun",
     "rehome-up",
     "rehome-committed",
     "files-frozen",

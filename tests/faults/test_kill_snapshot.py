@@ -81,6 +81,13 @@ def test_rehoming(ground: Engine, subject: Session, point: str) -> None:
     wreck(ground, subject, point, "session.snapshot() # grown")
 
 
+@pytest.mark.parametrize("point", ["snapshot-moved", "rehome-begun", "snapshot-dumped", "snapshot-committed", "rehome-up"])
+def test_rehoming_that_begins_early(ground: Engine, subject: Session, point: str) -> None:
+    """CRIU reads the images while the old processes end, if nothing has to be counted meanwhile."""
+    eager = "session = Engine(engine.store.paths.home, ahead=True).session(session.id)"
+    wreck(ground, subject, point, f"from waypoint.engine import Engine; {eager}; session.snapshot(count=False) # grown")
+
+
 @pytest.mark.parametrize("point", PAUSING)
 def test_pause(ground: Engine, subject: Session, point: str) -> None:
     wreck(ground, subject, point, "session.pause()")

@@ -77,11 +77,12 @@ class Template:
         worker.want(enter=enter, own_network=own_network, written=written, merge=merge, hold=hold)
         return worker
 
-    def add(self, criu: tools.Criu) -> None:
-        """One more that waits, if there are not enough."""
-        with self._lock:
-            enough = len(self._spare) >= _SPARE
-        if not enough:
+    def fill(self, criu: tools.Criu) -> None:
+        """As many that wait as there are to be."""
+        while True:
+            with self._lock:
+                if len(self._spare) >= _SPARE:
+                    return
             worker = self._fork(criu)
             with self._lock:
                 self._spare.append((criu, worker))
