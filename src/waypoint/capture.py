@@ -223,27 +223,29 @@ def take(
         if not coming.ends or resolve(store, session, session.boot).state == "live":
             _undo(store, sealing, staging)
         raise
-    stack.close()
-    sealing.discard_unused()
-    assert sealing.record is not None
-    record = sealing.record
-    if ends:
-        live = bringup.Live(init, session.upper or 0, session.layers, session.spec)
-        bringup.retire(store, live, wait=end_session)
-        sealing.forget_index()
-    if end_session:
-        forget_socket(upper)
-        sealing.clear()
-        return Taken(sealing.surveyed(record), None, None)
-    if rehoming is None:
-        return Taken(record, init, Marks(requests, written, sealing.io))
-    try:
-        with contextlib.closing(rehoming):
+    with contextlib.ExitStack() as after:
+        if rehoming is not None:
+            after.callback(rehoming.close)
+        stack.close()
+        sealing.discard_unused()
+        assert sealing.record is not None
+        record = sealing.record
+        if ends:
+            live = bringup.Live(init, session.upper or 0, session.layers, session.spec)
+            bringup.retire(store, live, wait=end_session)
+            sealing.forget_index()
+        if end_session:
+            forget_socket(upper)
+            sealing.clear()
+            return Taken(sealing.surveyed(record), None, None)
+        if rehoming is None:
+            return Taken(record, init, Marks(requests, written, sealing.io))
+        after.callback(some_time, sealing.clear)
+        try:
             record, back = rehoming.come_back(record, dumped.since)
-    finally:
-        record = sealing.surveyed(record)
-        some_time(sealing.clear)
-    return Taken(record, back.init)
+        finally:
+            record = sealing.surveyed(record)
+        return Taken(record, back.init)
 
 
 def take_files(

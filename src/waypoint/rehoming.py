@@ -51,26 +51,36 @@ class Rehoming:
         store, session = self._store, self._session
         try:
             try:
+                upper, self._upper = self._upper, None
                 live = bringup.restore_tree(
                     store, self._base, record, session.spec, store.paths.session(session.id), {},
-                    stock=self._stock, upper=self._upper, filled=self._upper is not None, beside=self._complete, begun=self._begun,
+                    stock=self._stock, upper=upper, filled=upper is not None, beside=self._complete, begun=self._begun,
                 )  # fmt: skip
-                self._upper = None
             finally:
                 self._complete()
             faults.point("rehome-up")
+            self._take_place(live)
         except WaypointError as error:
             error.message += (
                 f"; snapshot {record.id} is whole and the session is paused at it: `waypoint resume {session.id}`"
             )
             raise
+        record = replace(record, paused_ms=(time.perf_counter() - since) * 1000)
+        with contextlib.suppress(WaypointError):  # all else is there
+            store.db.update_snapshot(record.id, paused_ms=record.paused_ms)
+        return record, live
+
+    def _take_place(self, live: bringup.Live) -> None:
         if live.link is not None:  # as after any snapshot
             live.link.close()
-        store.db.update_session(session.id, **live.columns(), state="live", pause=None)
+        try:
+            self._store.db.update_session(self._session.id, **live.columns(), state="live", pause=None)
+        except BaseException:  # it is paused, and is not to run beside what it is resumed as
+            with contextlib.suppress(OSError, WaypointError):
+                bringup.retire(self._store, live, wait=True)
+                self._store.discard_layers([live.upper])
+            raise
         faults.point("rehome-committed")
-        record = replace(record, paused_ms=(time.perf_counter() - since) * 1000)
-        store.db.update_snapshot(record.id, paused_ms=record.paused_ms)
-        return record, live
 
     def _complete(self) -> None:
         if not self._completed:
@@ -81,8 +91,8 @@ class Rehoming:
 
     def close(self) -> None:
         """What has not become the session's is garbage."""
-        if self._begun is not None:
-            self._begun.close()
-        if self._upper is not None:
-            with contextlib.suppress(OSError, WaypointError):  # it is for gc
+        with contextlib.suppress(OSError, WaypointError):  # what is left then is for gc
+            if self._begun is not None:
+                self._begun.close()
+            if self._upper is not None:
                 self._store.discard_layers([self._upper])

@@ -46,8 +46,9 @@ _MOST_PIECES = 512
 _Segment = tuple[int, int, int, int]
 """From, to, file, place in it."""
 _Chunk = tuple[int, list[Range]]
-_Read = Callable[[list[Range], bytearray], bool]
 """Place in the file, and what comes there."""
+_Read = Callable[[list[Range], bytearray], bool]
+"""What reads those pages of one process."""
 
 
 def _pagemap(images: Path, number: int) -> Path:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from waypoint.kernel.processes import read_proc
 
-__all__ = ["allowed", "apart", "spread", "woken_elsewhere"]
+__all__ = ["allowed", "apart", "let_go", "spread", "woken_elsewhere"]
 
 _libc = ctypes.CDLL(None)
 _ALL = range(1024)
@@ -52,6 +52,13 @@ def spread(where: set[int]) -> None:
     """For a thread that helps one that is kept apart: it need not stay there."""
     with contextlib.suppress(OSError):  # those were taken away meanwhile
         os.sched_setaffinity(0, where)
+
+
+def let_go(pid: int) -> None:
+    """What a thread that is kept apart has started may be where that could be before."""
+    if getattr(_before, "processors", None):
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(pid, allowed())
 
 
 @contextlib.contextmanager

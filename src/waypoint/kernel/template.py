@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from waypoint.errors import CriuError, DiskFull
-from waypoint.kernel import later, tools
+from waypoint.kernel import later, processors, tools
 from waypoint.kernel.criu_start import BASIC_ENVIRONMENT, Forked
 from waypoint.kernel.criu_worker import Worker
 from waypoint.kernel.launch import ID_BASE, Overlay
@@ -42,6 +42,7 @@ class _Server:
                 env=BASIC_ENVIRONMENT,
                 start_new_session=True,
             )
+        processors.let_go(self.process.pid)  # its workers, and what they restore, are where it is
 
     def ask(self, request: bytes, descriptors: Sequence[int]) -> None:
         socket.send_fds(self._socket, [request], descriptors)
