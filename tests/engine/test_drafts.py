@@ -181,16 +181,18 @@ time.sleep(1000)
 """
 
 
-def test_the_draft_of_a_killed_process_is_garbage(engine: Engine, home: Path, small_base: BaseRecord) -> None:
+def test_the_draft_of_a_killed_process_is_garbage(
+    engine: Engine, home: Path, small_base: BaseRecord, sessions: list[Session]
+) -> None:
     session = engine.new(base=small_base)
     child = subprocess.Popen([sys.executable, "-c", KILLED, str(home), session.id], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "there\n"
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
-    assert engine.gc()["images"] == 1
+    assert unnamed(engine) != set()
+    assert engine.gc()["images"] >= 1  # it may have had a directory for the next one, too
+    assert unnamed(engine) == set()
     assert session.exec("echo $N").stdout == b"drafted\n"
     (fork,) = session.fork()
     assert fork.exec("echo $N").stdout == b"drafted\n"
-    fork.remove()
-    session.remove()
