@@ -30,7 +30,7 @@ def apart(pid: int) -> Iterator[bool]:
     """
     ours = os.sched_getaffinity(0)
     here = _libc.sched_getcpu()
-    if here not in ours or len(ours) < 2 or _running() >= len(ours):
+    if here not in ours or len(ours) < 2 or not _idle(ours, pid):
         yield False
         return
     try:
@@ -69,7 +69,7 @@ def woken_elsewhere(pid: int) -> Iterator[None]:
     """
     ours = os.sched_getaffinity(0)
     here = _libc.sched_getcpu()
-    if here not in ours or len(ours) < 2 or _running() >= len(ours):
+    if here not in ours or len(ours) < 2 or not _idle(ours, pid):
         yield
         return
     with contextlib.suppress(OSError):  # see below
@@ -90,6 +90,20 @@ def _kept(pid: int, others: set[int], here: int) -> bool:
     except OSError:  # it has ended, which is for others to find out; or the processor has been taken away
         return False
     return True
+
+
+def _idle(ours: set[int], pid: int) -> bool:
+    """One of these is, or has only process `pid` to work on."""
+    running = _running()
+    if running >= len(ours) and _state(pid) == "R":
+        running -= 1
+    return running < len(ours)
+
+
+def _state(pid: int) -> str:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return read_proc(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()[0]
+    return ""
 
 
 def _running() -> int:
