@@ -47,7 +47,7 @@ def beginning(store: Store, stock: Stock, known: SnapshotRecord | None, log_dir:
     begun = Beginning()
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError, WaypointError):  # something is gone: the caller finds out what
-            base = store.db.base(known.base)
+            base = store.base(known.base)
             restoring = bringup.restore_processes(store, base, known, known.spec, log_dir, waits=False, stock=stock)
             stack.enter_context(contextlib.closing(restoring))
             next(restoring)

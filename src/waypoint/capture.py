@@ -106,7 +106,7 @@ def take(
         faults.point("snapshot-staged")
         stack.enter_context(locks.shared_on(ready.gate))
         said = coming.ask(link)
-        base, ends, delta, dumper = coming.base, coming.ends, coming.delta, coming.dumper
+        ends, delta, dumper = coming.ends, coming.delta, coming.dumper
         if draft and said is None:
             raise NoDraft(f"session {session.id} is in the middle of a command")
         requests = quiesce(link.connect()[0], session.id)
@@ -138,10 +138,10 @@ def take(
             sealing.manifest = describe_session(
                 init.pid, session.spec.idmap, told(said), filtered=session.spec.seccomp, held=sealing.held
             )
-            sealing.manifest["base_files"] = _base_files(store, base, session, sealing.manifest.pop("mapped"))
+            sealing.manifest["base_files"] = _base_files(store, coming.base, session, sealing.manifest.pop("mapped"))
             if sealing.rehome:
                 doomed.extend(processes.identified(sealing.held))
-                rehoming = Rehoming(store, base, session, sealing.below, stock)
+                rehoming = Rehoming(store, coming.base, session, sealing.below, stock)
             faults.point("snapshot-frozen")
 
         def before_release() -> None:
@@ -159,7 +159,7 @@ def take(
                     sealing.look()
                 _room_to_come_back(store, sealing)
                 if sealing.rehome:
-                    bringup.refuse_changed(base, snapshot, sealing.manifest["base_files"])
+                    bringup.refuse_changed(coming.base, snapshot, sealing.manifest["base_files"])
                     stack.callback(moved.hold(init.pid))
                 store.db.add_ending(made(), time.time_ns())
                 faults.point("snapshot-intended")

@@ -237,16 +237,23 @@ class Deltas:
         with self._lock:
             return session in self._tracked
 
-    def finds_much(self, init: Process, *, whole: bool) -> bool:
-        """To be copied by `begin`, which may take long then."""
-        return self._plan.on and not whole and bool(self._big(init))
+    def finds_much(self, init: Process, *, whole: bool) -> set[Process]:
+        """What is to be copied by `begin`, which may take long then."""
+        return self._big(init) if self._plan.on and not whole else set()
 
     def begin(
-        self, session: SessionRecord, images: Path, origin: Callable[[], str | None], *, whole: bool = False
+        self,
+        session: SessionRecord,
+        images: Path,
+        origin: Callable[[], str | None],
+        *,
+        whole: bool = False,
+        big: set[Process] | None = None,
     ) -> Delta:
         """The caller holds the session's lock, and calls `keep` or `give_up` in the end.
 
         `origin`: the image that the session came from, or was last saved to. `whole`: build on nothing, and track nothing.
+        `big`: what `finds_much` has just found, if it has been asked.
         """
         with self._lock:
             tracked = self._tracked.pop(session.id, None)
@@ -255,7 +262,7 @@ class Deltas:
             if tracked is not None and (tracked.init != init or whole):
                 tracked.close()
                 tracked = None
-            big = self._big(init) if self._plan.on and not whole else set()
+            big = self.finds_much(init, whole=whole) if big is None else big
             if tracked is None and big:
                 tracked = self._track(session.id, init)
             if tracked is not None:

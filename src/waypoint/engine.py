@@ -304,7 +304,7 @@ class Engine:
     def beginning(self, snapshot: str, session: str, verify: bool) -> contextlib.AbstractContextManager[Beginning]:
         """A restore of a snapshot that was there a moment ago, while the caller finds out whether it still is.
 
-        `session`: what it is for, which has a directory. Inside an operation.
+        `session`: what it is for, which has a directory before it goes on. Inside an operation.
         """
         known = self._recent.get(snapshot)
         if known is not None and (verify or self.twins.has(known)):  # what is verified may have to be counted first

@@ -78,11 +78,11 @@ def _make(engine: Engine, snapshot: SnapshotRecord, n: int, names: Sequence[str]
             unnamed.callback(store.forget_session_directory, session)
         begun = Beginning()
         if n == 1:  # more of them begin side by side
-            store.make_session_directory(ids[0])
             begun = stack.enter_context(engine.beginning(snapshot.id, ids[0], verify))
+            store.make_session_directory(ids[0])
         held = stack.enter_context(store.holding(snapshot))
         source = counted(store, held) if verify else held  # not on the threads below: each would begin an operation of its own
-        base = store.db.base(source.base)
+        base = store.base(source.base)
         parent = source.parent if source.pinned else source.id
         uppers: list[int | None] = [None] if n == 1 else [*bringup.upper_numbers(store, base, n, engine.stock)]
         named: dict[str, str | None] = {session: names[i] if names else None for i, session in enumerate(ids)}

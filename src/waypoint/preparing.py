@@ -51,7 +51,7 @@ class Preparing:
 
     @cached_property
     def base(self) -> BaseRecord:
-        return self.store.db.base(self.session.base)
+        return self.store.base(self.session.base)
 
     @property
     def delta(self) -> Delta:
@@ -83,20 +83,21 @@ class Preparing:
             except BaseException as error:  # noqa: BLE001  when the shell has answered
                 self._problem = error
 
-    def _copy(self) -> None:
-        """What is much; without that it takes no time."""
+    def _copy(self, big: set[Process] | None = None) -> None:
+        """What is much; without that it takes no time. `big`: see `Deltas.begin`."""
         obstacles.refuse_queues(self.session.init_pid)
         self.staging.mkdir(exist_ok=True)
-        self._delta = self.deltas.begin(self.session, self.staging, self._origin, whole=self.whole)
+        self._delta = self.deltas.begin(self.session, self.staging, self._origin, whole=self.whole, big=big)
         self.stack.callback(self._delta.give_up)
 
     def _begin(self) -> None:
         """Called once or more. Where much is to be copied first, it does nothing until that is done."""
         init = Process(self.session.init_pid, self.session.init_start)
         if self._delta is None:
-            if self.deltas.finds_much(init, whole=self.whole):
+            big = self.deltas.finds_much(init, whole=self.whole)
+            if big:
                 return
-            self._copy()
+            self._copy(big)
         if self._dumper is None:
             self._decide()
             # it keeps the locks: if we die, CRIU lets the tree go on; until it has, nobody else may touch it
@@ -110,7 +111,7 @@ class Preparing:
 
     def _decide(self) -> None:
         sealing = self.sealing
-        sealing.rehome = not self.end_session and not self.base.flat and is_big(self.session, sealing.upper, draft=self.draft)
+        sealing.rehome = not self.end_session and is_big(self.session, sealing.upper, draft=self.draft) and not self.base.flat
         if not (sealing.rehome or self.end_session):
             sealing.drop_merged()
         if self.draft and sealing.rehome:

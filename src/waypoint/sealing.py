@@ -211,10 +211,15 @@ def is_big(session: SessionRecord, upper: Path, *, draft: bool) -> bool:
     """
     if draft:
         return trees.measure(upper, most_entries=COPY_ENTRIES, most_bytes=COPY_BYTES).over
-    rehome_ms = _RESTORE_MS + usage.tree_usage(session.init_pid)[1] / _RESTORED_BYTES_PER_MS
-    most_bytes = int(rehome_ms * _COPIED_BYTES_PER_MS)
-    big = trees.measure(upper, most_entries=int(rehome_ms * _COPIED_PER_MS), most_bytes=most_bytes).over
+    if not _takes_longer(upper, _RESTORE_MS):  # nor if it had memory to be restored
+        return False
+    big = _takes_longer(upper, _RESTORE_MS + usage.tree_usage(session.init_pid)[1] / _RESTORED_BYTES_PER_MS)
     return big and (session.spec.network == "none" or not netlock.has_connections(session.init_pid))
+
+
+def _takes_longer(upper: Path, than_ms: float) -> bool:
+    most_entries, most_bytes = int(than_ms * _COPIED_PER_MS), int(than_ms * _COPIED_BYTES_PER_MS)
+    return trees.measure(upper, most_entries=most_entries, most_bytes=most_bytes).over
 
 
 def parent_of(store: Store, session: SessionRecord) -> SnapshotRecord | None:

@@ -57,7 +57,8 @@ class Restorer:
         self._merge = merge
         self._hold = hold
         self._cgroups = cgroups
-        self._template = template if not cgroups and tools.is_quick(tools.engine_criu()) else None
+        criu = tools.engine_criu()
+        self._template = template if not cgroups and tools.is_quick(criu) else None
         self._options = base_options(images, "restore.log", own_network)
         self._options.root = STAGE
         self._worker: Worker | None = None
@@ -67,7 +68,7 @@ class Restorer:
         try:
             self._options.work_dir_fd = self._work
             if self._template is not None:
-                self._begin(self._template.worker(tools.engine_criu(), merge=merge, hold=hold))
+                self._begin(self._template.worker(criu, merge=merge, hold=hold))
         except BaseException:
             self.close()
             raise

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from waypoint.kernel.processes import read_proc
+from waypoint.kernel.processes import read_proc, state
 
 __all__ = ["allowed", "apart", "let_go", "spread", "woken_elsewhere"]
 
@@ -95,15 +95,9 @@ def _kept(pid: int, others: set[int], here: int) -> bool:
 def _idle(ours: set[int], pid: int) -> bool:
     """One of these is, or has only process `pid` to work on."""
     running = _running()
-    if running >= len(ours) and _state(pid) == "R":
+    if running >= len(ours) and state(pid) == "R":
         running -= 1
     return running < len(ours)
-
-
-def _state(pid: int) -> str:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return read_proc(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()[0]
-    return ""
 
 
 def _running() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from waypoint.kernel.spread import spread_children
@@ -12,30 +13,31 @@ from waypoint.store.find import DATABASE, SESSION_LOCK, SESSIONS
 __all__ = ["Paths"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Paths:
     home: Path
+    """Of what lies in it the directories are made out once: each operation names dozens of paths."""
 
-    @property
+    @cached_property
     def database(self) -> Path:
         return self.home / DATABASE
 
-    @property
+    @cached_property
     def gate(self) -> Path:
         """Held shared by every operation in flight, exclusively by gc: what no row names yet is not garbage then."""
         return self.home / "gate"
 
-    @property
+    @cached_property
     def queue(self) -> Path:
         """Passed on the way to the gate; gc holds it while it waits there, so that a busy store cannot starve it."""
         return self.home / "queue"
 
-    @property
+    @cached_property
     def layers(self) -> Path:
         """Short names, since overlay option strings are made of them."""
         return self.home / "l"
 
-    @property
+    @cached_property
     def bases(self) -> Path:
         return self.home / "b"
 
@@ -51,19 +53,19 @@ class Paths:
         return self.layers / str(layer)
 
     def upper(self, layer: int) -> Path:
-        return self.layers / str(layer) / "d"
+        return self.layers / f"{layer}/d"
 
     def work(self, layer: int) -> Path:
-        return self.layers / str(layer) / "w"
+        return self.layers / f"{layer}/w"
 
-    @property
+    @cached_property
     def images(self) -> Path:
         return self.home / "i"
 
     def image(self, snapshot: str) -> Path:
         return self.images / snapshot
 
-    @property
+    @cached_property
     def sessions(self) -> Path:
         return self.home / SESSIONS
 
@@ -71,7 +73,7 @@ class Paths:
         return self.sessions / session
 
     def session_lock(self, session: str) -> Path:
-        return self.session(session) / SESSION_LOCK
+        return self.sessions / f"{session}/{SESSION_LOCK}"
 
     def make(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from waypoint.errors import DiskFull, HostUnsupported, NotFound
 from waypoint.kernel import trees
-from waypoint.model import SnapshotRecord
+from waypoint.model import BaseRecord, SnapshotRecord
 from waypoint.store import locks
 from waypoint.store.database import Database
 from waypoint.store.paths import Paths
@@ -42,6 +42,7 @@ class Store:
         assert identity is not None
         self.tag = identity
         """Marks every process, cgroup and link of this store on the host."""
+        self._bases: dict[str, BaseRecord] = {}
 
     @contextmanager
     def operation(self) -> Iterator[None]:
@@ -103,6 +104,13 @@ class Store:
             return self.paths.session_lock(session).stat().st_mtime_ns
         except FileNotFoundError as error:
             raise NotFound(f"session {session} has just been removed", session=session) from error
+
+    def base(self, base: str) -> BaseRecord:
+        """Of a session or a snapshot that is there: it keeps its base, which never changes but for its name, so it is read once."""
+        known = self._bases.get(base)
+        if known is None:
+            known = self._bases[base] = self.db.base(base)
+        return known
 
     @contextmanager
     def holding(self, snapshot: SnapshotRecord) -> Iterator[SnapshotRecord]:
