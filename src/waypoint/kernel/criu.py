@@ -83,7 +83,8 @@ class Dumper:
         self._leave_running = True
         self._images = Path()
         criu = tools.engine_criu()
-        if template is not None and tools.is_quick(criu):
+        self._forked = template is not None and tools.is_quick(criu)
+        if template is not None and self._forked:
             self._worker = template.worker(criu, enter=init_pid, own_network=own_network, written=written, hold=hold)
         else:
             options = ["--enter", str(init_pid), "--network", "own" if own_network else "host"]
@@ -116,7 +117,8 @@ class Dumper:
         options.external.append(_OWN_USERS)
         if self._own_network:
             options.external.append(_OWN_NETWORK)
-        self._worker.begin(rpc.DUMP, options)
+        with processors.woken_elsewhere(self.pid, beside=1) if self._forked else contextlib.nullcontext():
+            self._worker.begin(rpc.DUMP, options)
 
     def dump(
         self,
@@ -145,10 +147,17 @@ class Dumper:
         stopped: list[float] = []
         rest = [while_frozen]
 
+        parted = [not apart]
+
+        def part() -> None:  # what is at work for a moment when CRIU begins is not when all stands still
+            if not parted[-1]:
+                parted.append(held.enter_context(processors.apart(self.pid)))
+
         def mark(_: int) -> None:
             stopped.append(time.perf_counter())
 
         def frozen(_: int) -> Callable[[], None]:
+            part()
             connected = when_frozen()
             if not connected:
                 self._worker.tell(_NO_SOCKETS)
@@ -197,8 +206,7 @@ class Dumper:
                 "memory": looked,
                 "post-dump": released,
             }
-            if apart:
-                held.enter_context(processors.apart(self.pid))
+            part()
             answer = self._worker.answer(hooks)
             ended = time.perf_counter()
         if not answer.success:

@@ -62,14 +62,16 @@ def let_go(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def woken_elsewhere(pid: int) -> Iterator[None]:
+def woken_elsewhere(pid: int, *, beside: int = 0) -> Iterator[None]:
     """Process `pid`, which sleeps, is not put on the processor of the calling thread when it is woken meanwhile, if one is idle.
+
+    `beside`: or has so many at work for the caller.
 
     Afterwards it may go where it could before, and so may what it starts.
     """
     ours = os.sched_getaffinity(0)
     here = _libc.sched_getcpu()
-    if here not in ours or len(ours) < 2 or not _idle(ours, pid):
+    if here not in ours or len(ours) < 2 or not _idle(ours, pid, beside):
         yield
         return
     with contextlib.suppress(OSError):  # see below
@@ -92,9 +94,9 @@ def _kept(pid: int, others: set[int], here: int) -> bool:
     return True
 
 
-def _idle(ours: set[int], pid: int) -> bool:
-    """One of these is, or has only process `pid` to work on."""
-    running = _running()
+def _idle(ours: set[int], pid: int, beside: int = 0) -> bool:
+    """One of these is, or has only process `pid` to work on, and what is at work for the caller."""
+    running = _running() - beside
     if running >= len(ours) and state(pid) == "R":
         running -= 1
     return running < len(ours)

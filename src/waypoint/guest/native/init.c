@@ -34,6 +34,7 @@
 #define KEEP_DONE 64
 #define GRACE_TICKS 30
 #define TICK_MS 100
+#define PATIENCE_MS 2
 
 enum { EXEC, RUN };
 enum { QUEUED, RUNNING, DONE };
@@ -52,6 +53,7 @@ struct command {
 	int client;			/* index of the follower, -1 when nobody */
 	uint64_t sent[2], lost[2];
 	int quiet[2];			/* no writer just now: not polled until the next tick */
+	int patient;			/* one of ours: a shell writes line by line, and nobody wants the first before the last */
 	int left[2];			/* bytes of its own still in the pipes when it ended */
 	int grace;			/* ticks left in which an absent follower is waited for */
 	int ending;			/* ticks since F_END, 0 when not asked */
@@ -223,7 +225,7 @@ static void finish(struct command *c, int status, int shell_died, const char *cw
 	c->shell_died = shell_died;
 	set_cwd(c, cwd);
 	c->exited = 1;
-	c->ending = 0;
+	c->ending = c->patient = 0;
 	if (c->in >= 0)
 		close(c->in);
 	c->in = -1;
@@ -387,7 +389,7 @@ static void loop(void)
 	int64_t last_tick = 0;
 
 	for (;;) {
-		int n = 0, busy = late.ticks || shell_missing;
+		int n = 0, busy = late.ticks || shell_missing, patient = 0, ready;
 		fds[n++] = (struct pollfd){ listener, POLLIN, 0 };
 		fds[n++] = (struct pollfd){ ctl, POLLIN, 0 };
 		fds[n++] = (struct pollfd){ master, POLLIN | (n_keys ? POLLOUT : 0), 0 };
@@ -399,8 +401,9 @@ static void loop(void)
 			busy |= c->state == QUEUED || c->quiet[0] || c->quiet[1] || c->grace || c->ending || (c->in_closing && c->in >= 0);
 			if (c->state == QUEUED)
 				continue;
+			patient |= c->patient;
 			for (int s = 0; s < 2; s++)
-				if (c->out[s].fd >= 0 && !c->quiet[s] &&
+				if (c->out[s].fd >= 0 && !c->quiet[s] && !c->patient &&
 				    (c->state == DONE || spool_room(&c->out[s], follower(c) ? c->sent[s] : c->out[s].end)))
 					fds[n++] = (struct pollfd){ c->out[s].fd, POLLIN, 0 };
 			if (c->in >= 0 && c->n_pending)
@@ -408,9 +411,12 @@ static void loop(void)
 		}
 		sigset_t none;
 		sigemptyset(&none);
-		struct timespec wait = { 0, TICK_MS * 1000000L };
-		if (ppoll(fds, n, busy ? &wait : NULL, &none) < 0 && errno != EINTR)
+		struct timespec wait = { 0, (patient ? PATIENCE_MS : TICK_MS) * 1000000L };
+		ready = ppoll(fds, n, busy || patient ? &wait : NULL, &none);
+		if (ready < 0 && errno != EINTR)
 			_exit(71);
+		for (int k = 0; k < n_commands && !ready; k++)
+			commands[k]->patient = 0;	/* it takes its time, or writes more than its pipes hold */
 		reap();		/* always: ready descriptors keep ppoll from letting the signal in */
 		read_terminal();
 		read_control();

@@ -425,6 +425,7 @@ static void start_exec(struct command *c)
 		return;
 	}
 	c->state = RUNNING;
+	c->patient = c->flags & EXEC_OURS;
 	current = c->id;
 	if (!(c->flags & EXEC_OURS))
 		last = c->id;
