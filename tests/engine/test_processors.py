@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from waypoint.engine import Engine
 from waypoint.errors import WaypointError
-from waypoint.kernel import criu, criu_worker, processors
+from waypoint.kernel import criu, criu_worker, processes, processors
 from waypoint.kernel.criu_worker import Worker
 from waypoint.model import BaseRecord
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
 
 
+def until(pid: int, state: str) -> None:
+    deadline = time.monotonic() + 10
+    while processes.state(pid) != state:
+        assert time.monotonic() < deadline, processes.state(pid)
+        time.sleep(0.005)
+
+
 @pytest.fixture
 def program() -> Iterator[int]:
     process = subprocess.Popen(["sleep", "1000"])
+    until(process.pid, "S")
     yield process.pid
     process.kill()
     process.wait()
@@ -51,6 +61,62 @@ def test_not_on_a_busy_machine_and_not_with_one_processor(program: int, monkeypa
             assert not kept and os.sched_getaffinity(program) == ours
     finally:
         os.sched_setaffinity(0, ours)
+
+
+def test_who_is_to_be_kept_apart_is_not_somebody_else_who_wants_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = os.sched_getaffinity(0)
+    monkeypatch.setattr(processors, "_running", lambda: len(ours))
+    busy = subprocess.Popen(["sh", "-c", "while :; do :; done"])
+    try:
+        until(busy.pid, "R")
+        with processors.apart(busy.pid) as kept:
+            assert kept and os.sched_getaffinity(busy.pid) == ours - os.sched_getaffinity(0)
+        os.kill(busy.pid, signal.SIGSTOP)
+        until(busy.pid, "T")
+        with processors.apart(busy.pid) as kept:
+            assert not kept
+    finally:
+        busy.kill()
+        busy.wait()
+
+
+def test_what_works_for_the_caller_is_not_in_the_way(program: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = os.sched_getaffinity(0)
+    monkeypatch.setattr(processors, "_running", lambda: len(ours))
+    with processors.woken_elsewhere(program, beside=1):
+        assert len(os.sched_getaffinity(program)) == len(ours) - 1
+    monkeypatch.setattr(processors, "_running", lambda: len(ours) + 1)
+    with processors.woken_elsewhere(program, beside=1):
+        assert os.sched_getaffinity(program) == ours
+
+
+def test_a_dump_has_its_own_when_all_stands_still(
+    eager: Engine, small_base: BaseRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if something else was at work when it began."""
+    kept: list[bool] = []
+    real = processors.apart
+
+    @contextlib.contextmanager
+    def apart(pid: int) -> Iterator[bool]:
+        if not kept:
+            kept.append(False)
+            yield False
+            return
+        with real(pid) as found:
+            kept.append(found)
+            yield found
+
+    monkeypatch.setattr(processors, "_running", lambda: 1)
+    session = eager.new(base=small_base)
+    try:
+        monkeypatch.setattr(processors, "apart", apart)
+        ours = os.sched_getaffinity(0)
+        session.snapshot()
+        assert kept == [False, True]
+        assert os.sched_getaffinity(0) == ours
+    finally:
+        session.remove()
 
 
 def test_one_that_has_ended_keeps_nobody(program: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +188,7 @@ def test_a_tree_is_not_kept_where_its_criu_was_for_a_moment(
     kept: list[int] = []
 
     @contextlib.contextmanager
-    def for_long(pid: int) -> Iterator[None]:
+    def for_long(pid: int, *, beside: int = 0) -> Iterator[None]:
         os.sched_setaffinity(pid, {max(ours)})
         kept.append(pid)
         yield

@@ -320,3 +320,13 @@ def test_a_message_queue_is_refused_before_anything_is_touched(
     assert one.exec("echo $V; rm /dev/mqueue/letters").stdout == b"1\n"
     taken = one.snapshot()
     assert taken.manifest["shell"]["env"], "the shell was asked"
+
+
+def test_a_shell_that_says_more_of_itself_than_a_pipe_holds(session: Session) -> None:
+    """Nobody reads its answer line by line: what does not fit is read all the same."""
+    session.exec("export BIG=$(head -c 300000 /dev/zero | tr '\\0' x) LAST=there")
+    taken = session.snapshot()
+    told = taken.manifest["shell"]
+    assert told["env"]["LAST"] == "there" and len(told["env"]["BIG"]) == 300000
+    session.restore(taken.id, verify=True)
+    assert session.exec("echo ${#BIG} $LAST").stdout == b"300000 there\n"
