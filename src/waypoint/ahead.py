@@ -121,7 +121,6 @@ class Stock:
                 with contextlib.suppress(WaypointError, OSError):
                     self._refill()
 
-
         self._later.later(refill, PATIENCE)
 
     def _refill(self) -> None:

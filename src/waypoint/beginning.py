@@ -16,7 +16,25 @@ from waypoint.errors import WaypointError
 from waypoint.model import SnapshotRecord
 from waypoint.store.store import Store
 
-__all__ = ["Beginning", "beginning"]
+__all__ = ["Beginning", "Recent", "beginning"]
+
+_RECENT = 8
+
+
+class Recent:
+    """Snapshots as they were a moment ago: whoever uses one looks at its row all the same when it is held."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, SnapshotRecord] = {}
+
+    def note(self, snapshot: SnapshotRecord) -> None:
+        self._known[snapshot.id] = snapshot
+        if len(self._known) > _RECENT:
+            with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread has done it
+                del self._known[next(iter(self._known))]
+
+    def get(self, snapshot: str) -> SnapshotRecord | None:
+        return self._known.get(snapshot)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,21 +13,13 @@ from pathlib import Path
 
 from waypoint import bringup, faults
 from waypoint.ahead import Stock
-from waypoint.beginning import Beginning, beginning
+from waypoint.beginning import Beginning, Recent, beginning
 from waypoint.capture import Taken
 from waypoint.counting import NOT_YET, Count, counted
 from waypoint.deltas import Deltas, Tracking
 from waypoint.drafts import Drafting, Drafts
 from waypoint.ending import resolve
-from waypoint.errors import (
-    CriuError,
-    HasChildren,
-    HostUnsupported,
-    KernelError,
-    NotFound,
-    SessionDead,
-    WrongState,
-)
+from waypoint.errors import CriuError, HasChildren, HostUnsupported, KernelError, NotFound, SessionDead, WrongState
 from waypoint.forking import fork
 from waypoint.guest.commands import BASIC_ENVIRONMENT
 from waypoint.guest.links import Links
@@ -45,9 +37,7 @@ from waypoint.verify import FILES, file_digest
 
 __all__ = ["Engine"]
 
-
 _SOME_SECONDS = 0.3
-_RECENT = 8
 """For what takes a processor for longer than whatever is asked for next."""
 
 
@@ -80,8 +70,7 @@ class Engine:
         """
         self.store = Store(home)
         self.boot = processes.boot_id()
-        self._recent: dict[str, SnapshotRecord] = {}
-        """As they were a moment ago: whoever uses one looks at its row all the same when it is held."""
+        self._recent = Recent()
         self.links = Links()
         weakref.finalize(self, self.links.close)
         self.deltas = Deltas(self.store.paths, deltas or Tracking(on=ahead))
@@ -337,12 +326,8 @@ class Engine:
 
         Where twins and drafts hide what a snapshot or restore takes, nothing of it is begun before the caller is well on its way.
         """
-
         if snapshot is not None:
-            self._recent[snapshot.id] = snapshot
-            if len(self._recent) > _RECENT:
-                with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread has done it
-                    del self._recent[next(iter(self._recent))]
+            self._recent.note(snapshot)
 
         def get_ahead() -> None:
             self.stock.refill()

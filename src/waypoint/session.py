@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO
 
 from waypoint import bringup, capture, faults
@@ -17,7 +17,7 @@ from waypoint.deltas import DeltaLost
 from waypoint.errors import CriuError, NotCapturable, UsageError, WrongState
 from waypoint.guest import commands, frames
 from waypoint.guest.connection import Connection, connect
-from waypoint.guest.links import Links
+from waypoint.guest.links import Locked
 from waypoint.kernel import inspect, own_tty, processes, usage
 from waypoint.manifest import shell_state
 from waypoint.model import BaseRecord, ExecResult, Process, SessionRecord, SnapshotRecord, new_id
@@ -43,27 +43,6 @@ def check_name(name: str | None) -> str | None:
             name=name,
         )
     return name
-
-
-@dataclass(slots=True)
-class _Locked:
-    """How to reach a session whose lock the caller holds."""
-
-    session: str
-    init: Process
-    epoch: int
-    written: int
-    links: Links
-
-    def connect(self) -> tuple[Connection, int]:
-        found = self.links.take(self.session, self.written)
-        if found is None:
-            found = connect(self.init, self.session), self.epoch
-            found[0].written = self.written
-        return found
-
-    def leave(self, connection: Connection, epoch: int) -> None:
-        self.links.keep(self.session, connection, epoch)
 
 
 class Session:
@@ -322,7 +301,8 @@ class Session:
         if name is not None and self._store.db.has_snapshot_name(record.tree, name):
             raise UsageError(f"this tree has a snapshot named {name} already", name=name)
         snapshot = new_id("p")
-        link = _Locked(self.id, Process(record.init_pid, record.init_start), record.epoch, self._store.written(self.id), self._engine.links)
+        init = Process(record.init_pid, record.init_start)
+        link = Locked(self.id, init, record.epoch, self._store.written(self.id), self._engine.links)
 
         if record.spec.files_only:
             return capture.take_files(
@@ -393,9 +373,7 @@ class Session:
         self._engine.afterwards(target)
         return target
 
-    def _bring_back(
-        self, record: SessionRecord, snapshot: str, verify: bool, begun: Beginning
-    ) -> SnapshotRecord:
+    def _bring_back(self, record: SessionRecord, snapshot: str, verify: bool, begun: Beginning) -> SnapshotRecord:
         with self._store.holding(self._store.db.snapshot(snapshot, record.tree)) as target:
             base = self._store.db.base(target.base)
             live = self._engine.bring_up(base, target, target.spec, self.id, verify=verify, begun=begun.of(target))

@@ -372,7 +372,7 @@ def test_the_first_command_has_the_connection_of_the_handshake(eager: Engine, ea
 
 def test_a_snapshot_that_is_known_is_looked_for_all_the_same(eager: Engine, eager_session: Session) -> None:
     taken = eager_session.snapshot()
-    assert taken.id in eager._recent
+    assert eager._recent.get(taken.id) is not None
     eager.fork_one(taken.id, "known").remove()
     eager.remove_snapshot(taken.id)
     with pytest.raises(NotFound):

@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from dataclasses import dataclass
 
-from waypoint.guest.connection import Connection
+from waypoint.guest.connection import Connection, connect
+from waypoint.outcomes import Process
 
-__all__ = ["Links"]
+__all__ = ["Links", "Locked"]
 
 _MOST = 16
 
@@ -71,6 +73,27 @@ class Links:
         kept, self._kept = self._kept, {}
         for one in kept.values():
             one[0].close()
+
+
+@dataclass(slots=True)
+class Locked:
+    """How to reach a session whose lock the caller holds."""
+
+    session: str
+    init: Process
+    epoch: int
+    written: int
+    links: Links
+
+    def connect(self) -> tuple[Connection, int]:
+        found = self.links.take(self.session, self.written)
+        if found is None:
+            found = connect(self.init, self.session), self.epoch
+            found[0].written = self.written
+        return found
+
+    def leave(self, connection: Connection, epoch: int) -> None:
+        self.links.keep(self.session, connection, epoch)
 
 
 _all: weakref.WeakSet[Links] = weakref.WeakSet()
