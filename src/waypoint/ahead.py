@@ -81,7 +81,7 @@ class Stock:
         self._restoring = 0
         self._restored = 0.0
         """When the last restore was done."""
-        self._watched = False
+        self._watched = self._expected = False
         self._later = Chores("refill", store.db.close)
 
     def ready(self, session: str) -> Ready:
@@ -110,6 +110,12 @@ class Stock:
         if self.on:
             self._refill_later(time.monotonic())
 
+    def expect(self) -> None:
+        """A command has ended, and somebody may want more than that next: what was let go of is made again."""
+        if not (self._watched or self._expected):
+            self._expected = True
+            self.refill()
+
     def _refill_later(self, asked: float) -> None:
         def refill() -> None:
             with self._lock:
@@ -124,6 +130,7 @@ class Stock:
         self._later.later(refill, PATIENCE)
 
     def _refill(self) -> None:
+        self._expected = False
         own = tools.engine_criu()
         if self.template is not None and tools.is_quick(own):
             self.template.fill(own)

@@ -151,6 +151,7 @@ class Session:
         try:
             return commands.execute(self, request)
         finally:
+            self._engine.stock.expect()
             self._engine.drafts.later(self.id)
 
     def run(

@@ -218,6 +218,11 @@ def test_workers_end_with_their_engine_and_after_a_while(
         session.snapshot()
         until(lambda: len(eager.stock.waiting()) > 0, "a worker waits")
         until(lambda: not eager.stock.waiting(), "workers that nobody needs are let go")
+        monkeypatch.setattr(ahead, "IDLE_SECONDS", 30.0)
+        time.sleep(0.5)  # nothing asks for new ones
+        assert not eager.stock.waiting()
+        session.exec("true")
+        until(lambda: len(eager.stock.waiting()) > 0, "a command brings new ones")
         session.remove()
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import mmap
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from statefork.bench import patterns
+from statefork.bench import machine, patterns
 from statefork.bench.allowance import Allowance
 from statefork.bench.figures import Samples
 from statefork.bench.machine import merging, until_merged
@@ -120,6 +122,56 @@ def test_what_a_part_does_not_need_is_for_the_others() -> None:
     assert 99 < allow.left() <= 100
     allow.begin_part()  # one more than was said
     assert 99 < allow.left() <= 100
+
+
+def test_a_part_may_count_as_several() -> None:
+    allow = Allowance(100.0, 5)
+    allow.begin_part()
+    assert 19 < allow.left() <= 20
+    allow.begin_part(4)
+    assert 99 < allow.left() <= 100
+
+
+def test_as_much_memory_is_fetched_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    real = mmap.mmap
+
+    def counted(fd: int, size: int, **more: int) -> mmap.mmap:
+        used.append(size >> 20)
+        return real(fd, size, **more)
+
+    monkeypatch.setattr(machine.mmap, "mmap", counted)
+    monkeypatch.setattr(machine, "_meminfo", lambda _: 80 << 20)
+    assert machine.use_memory(64) > 0
+    assert used == [40]
+    used.clear()
+    monkeypatch.setattr(machine, "_meminfo", lambda _: 1 << 30)
+    machine.use_memory(64)
+    assert used == [64, 64]
+
+
+class _Slow:
+    """Memory of which every so many pages take long to read."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+
+    def __len__(self) -> int:
+        return 2048 * mmap.PAGESIZE
+
+    def __getitem__(self, at: int) -> int:
+        if at // mmap.PAGESIZE % self._every == 0:
+            time.sleep(20e-6)
+        return 0
+
+
+def test_memory_in_use_that_was_taken_away_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_use = machine.InUse()
+    assert not all(in_use.was_taken() for _ in range(20))
+    monkeypatch.setattr(in_use, "_memory", _Slow(every=20))
+    assert in_use.was_taken()
+    monkeypatch.setattr(in_use, "_memory", _Slow(every=200))
+    assert not all(in_use.was_taken() for _ in range(20))
 
 
 def test_an_interrupted_run_writes_what_it_has(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ class Allowance:
         self._parts = parts
         self._part_until = self._until
 
-    def begin_part(self) -> None:
-        """The next one; there may be more of them than was said."""
+    def begin_part(self, shares: int = 1) -> None:
+        """The next one, which counts as so many; there may be more of them than was said."""
         now = time.monotonic()
-        self._part_until = now + max(self._until - now, 0.0) / max(self._parts, 1)
-        self._parts -= 1
+        self._part_until = now + max(self._until - now, 0.0) / max(self._parts / shares, 1)
+        self._parts -= shares
 
     def left(self) -> float:
         """Seconds of this part's share; below zero it is used up."""

@@ -36,6 +36,8 @@ class Samples:
         self.failures: list[dict[str, str]] = []
         self.left_out: dict[str, list[str]] = {}
         """For want of time: backends by workload."""
+        self.taken: dict[str, list[int]] = {}
+        """By workload: before how many clocks the host had taken away memory that was in use, and how many there were."""
 
     def add(self, workload: str, backend: str, what: str, value: float, unit: str = "ms") -> None:
         self._values.setdefault((workload, backend, what, unit), []).append(value)
@@ -45,6 +47,11 @@ class Samples:
 
     def leave_out(self, workload: str, backend: str) -> None:
         self.left_out.setdefault(workload, []).append(backend)
+
+    def note_taken(self, workload: str, was_taken: bool) -> None:
+        counts = self.taken.setdefault(workload, [0, 0])
+        counts[0] += was_taken
+        counts[1] += 1
 
     def figures(self) -> Iterator[Figure]:
         for (workload, backend, what, unit), values in self._values.items():

@@ -116,6 +116,9 @@ def _words(document: dict[str, Any]) -> list[str]:
             f"a page of free memory took {machine['first_use_us']} µs when it was used first, {machine['second_use_us']} µs when it had "
             "just been: before each clock as much as the workload's process holds has been in use"
         )
+    taken = [f"{what} {some} of {all_}" for what, (some, all_) in document.get("taken", {}).items() if some]
+    if taken:
+        lines.append(f"clocks before which the host had taken away memory that was in use: {', '.join(taken)}")
     lines += [f"left out for want of time: {what}: {', '.join(names)}" for what, names in document.get("left_out", {}).items()]
     lines += [f"missing: {name}: {why}" for name, why in document["missing"].items()]
     lines += [f"failed: {one['backend']} on {one['workload']}: {one['why']}" for one in document["failures"]]

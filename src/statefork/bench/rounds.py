@@ -15,7 +15,7 @@ from pathlib import Path
 
 from statefork.bench.allowance import Allowance
 from statefork.bench.figures import Samples
-from statefork.bench.machine import disk_used_bytes, use_memory
+from statefork.bench.machine import InUse, disk_used_bytes, use_memory
 from statefork.bench.programs import fetch_programs
 from statefork.bench.raw import RawTree, SameTree
 from statefork.bench.subjects import Subject
@@ -34,6 +34,9 @@ _FORGOTTEN_SECONDS = 20.0
 """See programs.py."""
 
 
+Ready = Callable[[], None]
+
+
 def timed_ms(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
@@ -43,8 +46,10 @@ def timed_ms(work: Callable[[], object]) -> float:
 @dataclass(slots=True)
 class _Runner:
     name: str
-    work: Callable[[int], None]
+    work: Callable[[int, Ready], None]
     """One round."""
+    ready: Ready
+    """To be called before each clock."""
     seconds: float = 0.0
     ended: float = float("-inf")
     """When its last round did."""
@@ -65,13 +70,16 @@ def run_rounds(
     """`raw`: where the plain `criu` command line may keep its images, where the workload has an equal for it; with `rootfs` it is
     also tried on a session's own tree.
 
-    When its share of the time has passed, no round is begun but the least; when as much again has, none but the first, and no
-    other backend but ours is prepared.
+    When its share of the time has passed twice, no round is begun but the first, and no other backend but ours is prepared.
     """
-    allow.begin_part()
+    allow.begin_part(workload.shares)
     share = allow.left()  # with what it takes to prepare: a machine that emulates another needs minutes for 2 GiB
     with ExitStack() as stack:
         runners: list[_Runner] = []
+
+        def add(name: str, work: Callable[[int, Ready], None]) -> None:
+            runners.append(_Runner(name, work, partial(_ready, workload, samples, InUse())))
+
         for subject in subjects:
             if not workload.needs <= subject.claims:
                 continue
@@ -83,20 +91,20 @@ def run_rounds(
                 env = subject.make(workload.memory_mib)
                 stack.callback(env.destroy)
                 workload.prepare(env)
-                runners.append(_Runner(subject.name, partial(_one, workload, subject, env, samples, disk)))
+                add(subject.name, partial(_one, workload, subject, env, samples, disk))
             except WaypointError as error:
                 samples.fail(workload.name, subject.name, error.message)
         if raw is not None:
             tree = stack.enter_context(RawTree(raw, workload.memory_mib))
-            runners.append(_Runner(RAW, partial(_plain, workload, tree, samples)))
+            add(RAW, partial(_plain, workload, tree, samples))
             if rootfs is not None and not workload.memory_mib:
                 try:
                     same = stack.enter_context(SameTree(raw, rootfs, workload.setup))
-                    runners.append(_Runner(SAME, partial(_same, workload, same, samples)))
+                    add(SAME, partial(_same, workload, same, samples))
                 except WaypointError as error:
                     samples.fail(workload.name, SAME, error.message)
         for i in range(1, (min(workload.rounds, rounds) if workload.rounds else rounds) + 1):
-            if i > 1 and allow.left() < (0.0 if i > _LEAST_ROUNDS else -share):
+            if i > 1 and allow.left() < -share:
                 break
             on_progress(f"{workload.name}: round {i}")
             first = i % len(runners) if runners else 0
@@ -108,7 +116,7 @@ def run_rounds(
                     fetch_programs()
                 began = time.monotonic()
                 try:
-                    runner.work(i)
+                    runner.work(i, runner.ready)
                 except WaypointError as error:
                     samples.fail(workload.name, runner.name, error.message)
                     runners.remove(runner)
@@ -116,29 +124,33 @@ def run_rounds(
                 runner.seconds += runner.ended - began
 
 
-def _ready(workload: Workload) -> None:
-    """More than its process holds: not all of what was just freed is what is given out next."""
-    if workload.memory_mib:
+def _ready(workload: Workload, samples: Samples, in_use: InUse) -> None:
+    """`in_use` is touched for one backend only: it is as long unused as what that backend has in memory."""
+    samples.note_taken(workload.name, in_use.was_taken())
+    if workload.memory_mib:  # more than its process holds: not all of what was just freed is what is given out next
         use_memory(max(workload.memory_mib * 3 // 2, _LEAST_READY_MIB))
 
 
-def _plain(workload: Workload, tree: RawTree, samples: Samples, _: int) -> None:
+def _plain(workload: Workload, tree: RawTree, samples: Samples, _: int, ready: Ready) -> None:
     for what, work in (("snapshot", tree.dump), ("restore", tree.restore)):
-        _ready(workload)
+        ready()
         samples.add(workload.name, RAW, what, work())
     if workload.memory_mib:
         copy = tree.copier()
         os.sync()
-        _ready(workload)
+        ready()
         samples.add(workload.name, WRITE, "snapshot", timed_ms(copy))
 
 
-def _same(workload: Workload, tree: SameTree, samples: Samples, _: int) -> None:
-    samples.add(workload.name, SAME, "snapshot", tree.dump())
-    samples.add(workload.name, SAME, "restore", tree.restore())
+def _same(workload: Workload, tree: SameTree, samples: Samples, _: int, ready: Ready) -> None:
+    for what, work in (("snapshot", tree.dump), ("restore", tree.restore)):
+        ready()
+        samples.add(workload.name, SAME, what, work())
 
 
-def _one(workload: Workload, subject: Subject, env: Environment, samples: Samples, disk: Path, i: int) -> None:
+def _one(
+    workload: Workload, subject: Subject, env: Environment, samples: Samples, disk: Path, i: int, ready: Ready
+) -> None:
     def add(what: str, value: float, unit: str = "ms") -> None:
         samples.add(workload.name, subject.name, what, value, unit)
 
@@ -149,7 +161,7 @@ def _one(workload: Workload, subject: Subject, env: Environment, samples: Sample
         workload.next_round(env, i)
     before = disk_used_bytes(disk)
     taken: list[str] = []
-    _ready(workload)
+    ready()
     add("snapshot", timed_ms(lambda: taken.append(env.snapshot())))
     add("paused", next(one.paused_ms for one in env.snapshots() if one.id == taken[0]))
     add("storage", (disk_used_bytes(disk) - before) / 2**20, "MiB")
@@ -160,9 +172,9 @@ def _one(workload: Workload, subject: Subject, env: Environment, samples: Sample
         env.restore(taken[0])
         workload.check(env, i, subject.claims)
 
-    _ready(workload)
+    ready()
     add("restore", timed_ms(restore))
-    _ready(workload)
+    ready()
     forks: list[Environment] = []
 
     def fork() -> None:

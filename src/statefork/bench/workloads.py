@@ -39,6 +39,8 @@ class Workload:
     """How much of it each round changes: `1%` or `all`."""
     rounds: int = 0
     """Fewer than usual, where one takes long."""
+    shares: int = 1
+    """Of the time of a run, beside those of the others."""
     program: str = ""
     """A file of `guest/` that runs in the background and says `up`."""
     ask: str = ""
@@ -108,8 +110,8 @@ FULL = (
     Workload("512 MiB of files", "512 MiB of file changes", step=_BIG, rounds=5),
     Workload("512 MiB", "a process that has touched 512 MiB", memory_mib=512, dirty="all", rounds=5),
     Workload("512 MiB, 1% dirty", "the same, 1% changed since the last snapshot", memory_mib=512, dirty="1%", rounds=5),
-    Workload("2 GiB", "a process that has touched 2 GiB", memory_mib=2048, dirty="all", rounds=3),
-    Workload("2 GiB, 1% dirty", "the same, 1% changed since the last snapshot", memory_mib=2048, dirty="1%", rounds=3),
+    Workload("2 GiB", "a process that has touched 2 GiB", memory_mib=2048, dirty="all", rounds=3, shares=3),
+    Workload("2 GiB, 1% dirty", "the same, 1% changed since the last snapshot", memory_mib=2048, dirty="1%", rounds=3, shares=3),
     Workload(
         "numpy and pandas", "a warm interpreter with a frame of a million rows",
         program="frames.py", step="echo dirty $i >/run/ask; cat /run/answer", ask=_ASK, packages=("python3-pandas",),

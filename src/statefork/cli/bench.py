@@ -97,7 +97,8 @@ def _measure(
     missing: dict[str, str] = {}
     interrupted = False
     kinds = () if workloads else patterns.PATTERNS
-    allow = Allowance(_QUICK_SECONDS if quick else _FULL_SECONDS, len(chosen) + (patterns.parts(quick) if kinds else 0))
+    parts = sum(one.shares for one in chosen) + (patterns.parts(quick) if kinds else 0)
+    allow = Allowance(_QUICK_SECONDS if quick else _FULL_SECONDS, parts)
 
     def run(home: Path) -> None:
         subjects, absent = find_subjects(home, names or BACKENDS, work.packages_for(chosen), _progress, ksm=ksm)
@@ -128,6 +129,7 @@ def _measure(
         "interrupted": interrupted,
         "failures": samples.failures,
         "left_out": samples.left_out,
+        "taken": samples.taken,
         "figures": [figure.to_json() for figure in samples.figures()],
     }
 
