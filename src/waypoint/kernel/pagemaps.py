@@ -18,7 +18,7 @@ from pathlib import Path
 
 from waypoint.kernel.criu_images_pb2 import pagemap_entry, pagemap_head
 from waypoint.kernel.regions import Range, Regions
-from waypoint.kernel.syscalls import read_memory, same_bytes
+from waypoint.kernel.syscalls import read_memory, same_bytes, set_aside
 from waypoint.kernel.wire_format import framed, messages, write_messages
 from waypoint.kernel.written import PAGE, halved, united, without
 
@@ -98,7 +98,8 @@ def copy_memory(pid: int, number: int, ranges: Sequence[Range], place: Path, *, 
     if len(places) > 1:
         places[1].mkdir(exist_ok=True)
     with contextlib.ExitStack() as files:
-        copies = [(files.enter_context(_pages(where, number)), half) for where, half in zip(places, halves, strict=True)]
+        both = zip(places, halves, strict=True)
+        copies = [(files.enter_context(_pages(where, number, _size(half))), half) for where, half in both]
         for at, where in enumerate(places):
             inherited = (_entry(start, end, _IN_PARENT) for half in halves[at + 1 :] for start, end in half)
             _write_pagemap(where, number, (*(_entry(start, end, _PRESENT) for start, end in halves[at]), *inherited))
@@ -107,7 +108,7 @@ def copy_memory(pid: int, number: int, ranges: Sequence[Range], place: Path, *, 
 
 def save_written(pid: int, number: int, found: Regions, place: Path) -> list[Range]:
     """An image of what was written, with the rest in its parent; returns what could not be read. The process stands still."""
-    with _pages(place, number) as pages:
+    with _pages(place, number, found.written_bytes()) as pages:
         missing: list[Range] = []
         if not found.save_written(pid, pages):
             os.ftruncate(pages, 0)
@@ -124,11 +125,12 @@ def _write_pagemap(place: Path, number: int, entries: Iterable[bytes], more: byt
 
 
 @contextlib.contextmanager
-def _pages(place: Path, number: int) -> Iterator[int]:
+def _pages(place: Path, number: int, size: int) -> Iterator[int]:
     path = place / f"pages-{_OWN_PAGES + number}.img"
     path.unlink(missing_ok=True)  # it may be a link of another image's, too
     pages = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
+        set_aside(pages, size)
         yield pages
     finally:
         os.close(pages)
@@ -222,6 +224,10 @@ def _part(piece: _Segment, number: int) -> _Segment:
     parts = max(1, (end - start) // _TRIED_BYTES)
     skipped = number * 7 % parts * _TRIED_BYTES
     return start + skipped, min(end, start + skipped + _TRIED_BYTES), file, at + skipped
+
+
+def _size(ranges: Iterable[Range]) -> int:
+    return sum(end - start for start, end in ranges)
 
 
 def _bytes(found: Iterable[list[Range]]) -> int:

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-__all__ = ["open_inside", "pidfd_getfd", "read_memory", "same_bytes", "sync_file_system"]
+__all__ = ["open_inside", "pidfd_getfd", "read_memory", "same_bytes", "set_aside", "sync_file_system"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _OPENAT2 = 437
@@ -28,6 +28,7 @@ _libc.process_vm_readv.argtypes = [
     ctypes.c_ulong,
     ctypes.c_ulong,
 ]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _PAGE = os.sysconf("SC_PAGESIZE")
 _TOP = 7 if sys.byteorder == "little" else 0
@@ -66,6 +67,19 @@ def sync_file_system(fd: int) -> None:
     if _libc.syscall(_SYNCFS, fd):
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
+
+
+def set_aside(fd: int, size: int) -> None:
+    """Room on the disk for so much of a file, all at once, where its file system can: it looks for it with every block else.
+
+    OSError with ENOSPC: there is no such room.
+    """
+    while size > 0 and _libc.fallocate(fd, 0, 0, size):
+        error = ctypes.get_errno()
+        if error in (errno.EOPNOTSUPP, errno.ENOSYS):
+            return
+        if error != errno.EINTR:
+            raise OSError(error, os.strerror(error))
 
 
 def read_memory(pid: int, ranges: Sequence[tuple[int, int]], into: bytearray, *, shared: bool) -> bool:
