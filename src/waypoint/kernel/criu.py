@@ -18,7 +18,7 @@ from pathlib import Path
 from waypoint.errors import CriuError, DiskFull, NotCapturable
 from waypoint.kernel import criu_images, netlock, obstacles, processes, processors, tools
 from waypoint.kernel import criu_rpc_pb2 as rpc
-from waypoint.kernel.criu_start import Started
+from waypoint.kernel.criu_start import Forked, Started
 from waypoint.kernel.criu_worker import Hook, Worker
 from waypoint.kernel.launch import launch_argv
 from waypoint.kernel.template import Template
@@ -83,8 +83,8 @@ class Dumper:
         self._leave_running = True
         self._images = Path()
         criu = tools.engine_criu()
-        self._forked = template is not None and tools.is_quick(criu)
-        if template is not None and self._forked:
+        self._worker: Worker
+        if template is not None and tools.is_quick(criu):
             self._worker = template.worker(criu, enter=init_pid, own_network=own_network, written=written, hold=hold)
         else:
             options = ["--enter", str(init_pid), "--network", "own" if own_network else "host"]
@@ -117,7 +117,7 @@ class Dumper:
         options.external.append(_OWN_USERS)
         if self._own_network:
             options.external.append(_OWN_NETWORK)
-        with processors.woken_elsewhere(self.pid, beside=1) if self._forked else contextlib.nullcontext():
+        with processors.woken_elsewhere(self.pid, beside=1) if isinstance(self._worker, Forked) else contextlib.nullcontext():
             self._worker.begin(rpc.DUMP, options)
 
     def dump(
@@ -147,11 +147,12 @@ class Dumper:
         stopped: list[float] = []
         rest = [while_frozen]
 
-        parted = [not apart]
+        parted = not apart
 
         def part() -> None:  # what is at work for a moment when CRIU begins is not when all stands still
-            if not parted[-1]:
-                parted.append(held.enter_context(processors.apart(self.pid)))
+            nonlocal parted
+            if not parted:
+                parted = held.enter_context(processors.apart(self.pid))
 
         def mark(_: int) -> None:
             stopped.append(time.perf_counter())
