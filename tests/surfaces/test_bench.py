@@ -150,6 +150,23 @@ def test_as_much_memory_is_fetched_as_there_is_room_for(monkeypatch: pytest.Monk
     assert used == [64, 64]
 
 
+def test_only_what_is_in_memory_of_big_files_is_forgotten(tmp_path: Path) -> None:
+    def held(path: Path) -> bool:
+        said = subprocess.run(["fincore", "-nbo", "res", str(path)], capture_output=True, text=True, check=True)
+        return int(said.stdout) > 0
+
+    big, small = tmp_path / "of/a/round/pages.img", tmp_path / "small.img"
+    big.parent.mkdir(parents=True)
+    (tmp_path / "link").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    for path, mib in ((big, 20), (small, 1)):
+        path.write_bytes(bytes(mib << 20))
+    os.sync()
+    assert held(big) and held(small)
+    machine.forget_big_files(tmp_path)
+    assert not held(big) and held(small)
+
+
 class _Slow:
     """Memory of which every so many pages take long to read."""
 

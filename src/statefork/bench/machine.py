@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "InUse", "Watch", "describe", "disk_used_bytes", "memory_used_bytes", "merging", "pss_bytes", "until_merged", "use_memory",
+    "InUse", "Watch", "describe", "disk_used_bytes", "forget_big_files", "memory_used_bytes", "merging", "pss_bytes", "until_merged",
+    "use_memory",
 ]  # fmt: skip
 
 _POPULATE_WRITE = 23
 _TRIED_MIB = 256
 _MOST_SMALL_MIB = 1024
+_BIG_BYTES = 16 << 20
 _PAGES = 2048
 _TAKEN_NS = 3000
 """A page that is there is read in 0.1 µs, and 0.5 from far away; one that the host has to bring back takes 10 to 100."""
@@ -62,12 +64,26 @@ def use_memory(mib: int) -> float:
     return time.perf_counter() - began
 
 
+def forget_big_files(directory: Path) -> None:
+    """What is in memory of its big files, all of them on disk. To make room for use_memory the kernel would take what is small, too."""
+    for place, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):
+                fd = os.open(f"{place}/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    if os.fstat(fd).st_size >= _BIG_BYTES:
+                        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(fd)
+
+
 class InUse:
     """Memory that stays in use. A virtual machine's host may take such pages away, too: nothing in the machine tells of it."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _PAGES * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._memory.madvise(mmap.MADV_NOHUGEPAGE)
+        with contextlib.suppress(OSError):
+            self._memory.madvise(mmap.MADV_NOHUGEPAGE)
         self._memory.write(bytes(len(self._memory)))
 
     def was_taken(self) -> bool:

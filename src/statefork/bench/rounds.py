@@ -15,7 +15,7 @@ from pathlib import Path
 
 from statefork.bench.allowance import Allowance
 from statefork.bench.figures import Samples
-from statefork.bench.machine import InUse, disk_used_bytes, use_memory
+from statefork.bench.machine import InUse, disk_used_bytes, forget_big_files, use_memory
 from statefork.bench.programs import fetch_programs
 from statefork.bench.raw import RawTree, SameTree
 from statefork.bench.subjects import Subject
@@ -112,6 +112,8 @@ def run_rounds(
                 if i > _LEAST_ROUNDS and runner.seconds > _SHARE_SECONDS:
                     continue
                 os.sync()  # or it would pay for what the one before it has written
+                if workload.memory_mib:  # the images of earlier rounds, which nobody reads any more
+                    forget_big_files(disk)
                 if time.monotonic() - runner.ended > _FORGOTTEN_SECONDS:
                     fetch_programs()
                 began = time.monotonic()
