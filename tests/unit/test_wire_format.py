@@ -29,6 +29,8 @@ def test_images(tmp_path: Path) -> None:
     write_messages(image, [b"one", b"", b"three"])
     assert list(messages(image)) == [b"one", b"", b"three"]
     assert image.read_bytes().startswith(b"MAGICNUM")
+    write_messages(image, [b"less"])
+    assert list(messages(image)) == [b"less"]
 
 
 def test_negative_numbers() -> None:

@@ -30,8 +30,12 @@ def messages(image: Path) -> Iterator[bytes]:
 
 
 def write_messages(image: Path, new: list[bytes]) -> None:
-    head = image.read_bytes()[:_MAGICS]
-    image.write_bytes(head + framed(new))
+    """It is not emptied first: what is written into an emptied file ext4 looks for room for at once, and not when there is time."""
+    with image.open("r+b") as file:
+        head = file.read(_MAGICS)
+        file.seek(0)
+        file.write(head + framed(new))
+        file.truncate()
 
 
 def framed(new: list[bytes]) -> bytes:
