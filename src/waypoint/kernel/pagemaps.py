@@ -99,7 +99,7 @@ def copy_memory(pid: int, number: int, ranges: Sequence[Range], place: Path, *, 
         places[1].mkdir(exist_ok=True)
     with contextlib.ExitStack() as files:
         both = zip(places, halves, strict=True)
-        copies = [(files.enter_context(_pages(where, number, _size(half))), half) for where, half in both]
+        copies = [(files.enter_context(_pages(where, number, _bytes([half]))), half) for where, half in both]
         for at, where in enumerate(places):
             inherited = (_entry(start, end, _IN_PARENT) for half in halves[at + 1 :] for start, end in half)
             _write_pagemap(where, number, (*(_entry(start, end, _PRESENT) for start, end in halves[at]), *inherited))
@@ -224,10 +224,6 @@ def _part(piece: _Segment, number: int) -> _Segment:
     parts = max(1, (end - start) // _TRIED_BYTES)
     skipped = number * 7 % parts * _TRIED_BYTES
     return start + skipped, min(end, start + skipped + _TRIED_BYTES), file, at + skipped
-
-
-def _size(ranges: Iterable[Range]) -> int:
-    return sum(end - start for start, end in ranges)
 
 
 def _bytes(found: Iterable[list[Range]]) -> int:
